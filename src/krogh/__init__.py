@@ -1,0 +1,30 @@
+"""Krogh: the laboratory for the science of deep learning."""
+
+import os
+
+import jax
+
+# Replicas are spread over JAX devices, so every CPU core is one. Only possible before JAX is in use.
+if "jax_num_cpu_devices" in jax.config.values and "XLA_FLAGS" not in os.environ:  # noqa: SIM102
+    if not jax._src.xla_bridge.backends_are_initialized():
+        jax.config.update("jax_num_cpu_devices", len(os.sched_getaffinity(0)))
+
+from krogh import nn, probes, tasks  # noqa: E402
+from krogh.train import SGD, Adam, Reach, Run, SignDescent, Stage, log_spaced, sweep, train  # noqa: E402
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "SGD",
+    "Adam",
+    "Reach",
+    "Run",
+    "SignDescent",
+    "Stage",
+    "log_spaced",
+    "nn",
+    "probes",
+    "sweep",
+    "tasks",
+    "train",
+]

@@ -1,0 +1,6 @@
+"""Real data: `catalogue()`, `fetch(name)`, `load(name)`, `pack(name, into)`."""
+
+from krogh.data import images as images
+from krogh.data.sources import Entry, Source, catalogue, fetch, folder, load, pack, register
+
+__all__ = ["Entry", "Source", "catalogue", "fetch", "folder", "load", "pack", "register"]

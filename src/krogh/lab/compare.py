@@ -1,0 +1,79 @@
+"""Two stored results side by side: settings, numbers and curves."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from krogh.errors import InputError
+from krogh.lab import figures, statistics
+from krogh.lab.store import Result, writing
+
+
+def settings_that_differ(first: Result, second: Result) -> dict[str, tuple[Any, Any]]:
+    """{setting: (first, second)}, with the experiment, the preset and the code where these differ too."""
+    kinds = ("system", "experiment", "preset", "code")
+    one, two = ({k: r.manifest[k] for k in kinds} | r.manifest["settings"] for r in (first, second))
+    one, two = (sides | {"code": sides["code"][:8]} for sides in (one, two))
+    return {k: (one.get(k), two.get(k)) for k in one | two if one.get(k) != two.get(k)}
+
+
+def differences(first: Result, second: Result) -> list[dict[str, Any]]:
+    """Per common numeric variable: both medians (at the last step) and the interval of their difference."""
+    rows = []
+    for name in _common(first, second):
+        one, two = (_final(result.dataset[name]) for result in (first, second))
+        draws = [statistics.bootstrap([a], _medians, seed=i, batched=True) for i, a in enumerate((one, two))]
+        apart = draws[1] - draws[0]
+        row = {
+            "variable": name,
+            "n": min(one.size, two.size),
+            "first": np.median(one),
+            "second": np.median(two),
+        }
+        known = apart[~np.isnan(apart)]
+        row["interval"] = statistics.interval(known) if known.size else (np.nan, np.nan)
+        rows.append(row | {"difference": row["second"] - row["first"]})
+    return rows
+
+
+def overlay(first: Result, second: Result, path: Path) -> None:
+    """A panel per variable: curves over steps with their spread, or else the distribution over replicas."""
+    names = _common(first, second)[:12]
+    if not names:
+        raise InputError("the two runs have no numeric variable in common.")
+    columns = min(3, len(names))
+    figure, axes = figures.new_figure(columns, -(-len(names) // columns), squeeze=False)
+    with figures.house_style():
+        for ax in axes.ravel()[len(names) :]:
+            ax.set_visible(False)
+        for name, ax in zip(names, axes.ravel(), strict=False):
+            for result in (first, second):
+                values = result.dataset[name]
+                if "step" in values.dims:
+                    others = tuple(str(dim) for dim in values.dims if dim != "step")
+                    figures.curve_with_spread(ax, values, over=others, label=result.key[:8])
+                    ax.set_xlabel("step")
+                else:
+                    ordered = np.sort(_final(values))
+                    ax.step(ordered, np.arange(1, ordered.size + 1) / ordered.size, label=result.key[:8])
+                    ax.set_ylabel("share of replicas")
+            ax.set_title(name)
+        axes[0, 0].legend()
+    with writing(path):
+        figures.save(figure, path.with_suffix(""), (path.suffix[1:] or "png",))
+
+
+def _medians(draws: np.ndarray) -> np.ndarray:
+    return np.median(draws, axis=1)
+
+
+def _common(first: Result, second: Result) -> list[str]:
+    numeric = [
+        {str(n) for n, v in r.dataset.data_vars.items() if v.dtype.kind in "fiub"} for r in (first, second)
+    ]
+    return [str(name) for name in first.dataset.data_vars if name in numeric[0] & numeric[1]]
+
+
+def _final(values: Any) -> np.ndarray:
+    return np.asarray(values.isel(step=-1) if "step" in values.dims else values, float).ravel()

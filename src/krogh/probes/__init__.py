@@ -1,0 +1,16 @@
+"""What is looked at: pure functions that read something off a network."""
+
+from krogh.probes.basic import accuracy, hinge_error, parameter_norm, probe, train_accuracy
+from krogh.probes.features import coordinate_movement, relevant_on_top, weight_movement, weights
+
+__all__ = [
+    "accuracy",
+    "coordinate_movement",
+    "hinge_error",
+    "parameter_norm",
+    "probe",
+    "relevant_on_top",
+    "train_accuracy",
+    "weight_movement",
+    "weights",
+]

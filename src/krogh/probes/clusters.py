@@ -1,0 +1,61 @@
+"""Do weight vectors gather into clusters? Two-way split, its tightness, and a map in the plane (000 §A.7.4)."""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float
+
+
+class Split(NamedTuple):
+    """Mean cosine of each cluster's members to its centre, and the cosine between the two centres."""
+
+    first: Float[Array, ""]
+    second: Float[Array, ""]
+    between: Float[Array, ""]
+
+
+def unit(rows: Float[Array, "points size"]) -> Float[Array, "points size"]:
+    return rows / jnp.maximum(jnp.linalg.norm(rows, axis=-1, keepdims=True), 1e-30)
+
+
+def members(rows: Float[Array, "points size"]) -> Bool[Array, " points"]:
+    """Which side of the split a row lies on: the sign of the top eigenvector of the cosine Gram matrix, the larger
+    side first (True)."""
+    points = unit(rows)
+    side = jnp.linalg.eigh(points @ points.T)[1][:, -1] > 0
+    return jnp.where(2 * side.sum() >= side.size, side, ~side)
+
+
+def split(rows: Float[Array, "points size"], side: Bool[Array, " points"] | None = None) -> Split:
+    """The (first, second, between) cosines of a split of the rows, by default the one `members` finds.
+
+    A centre is the mean of its members' unit vectors; an empty side counts as cosine 0.
+    """
+    points = unit(rows)
+    side = members(rows) if side is None else side
+    weights = jnp.stack([side, ~side]).astype(points.dtype)
+    centres = unit(weights @ points)
+    own = (weights * (centres @ points.T)).sum(1) / jnp.maximum(weights.sum(1), 1)
+    return Split(own[0], own[1], centres[0] @ centres[1])
+
+
+def tightest(rows: Float[Array, "points size"], share: float = 0.2) -> tuple[np.ndarray, np.ndarray]:
+    """Indices of the `share` of rows nearest each end of the top eigenvector: two clusters picked by rule, where the
+    source picks them by hand from the map."""
+    points = np.asarray(unit(rows))
+    order = np.argsort(np.linalg.eigh(points @ points.T)[1][:, -1])
+    count = max(2, round(share * len(points)))
+    return order[:count], order[-count:]
+
+
+def plane(rows: Float[Array, "points size"]) -> Float[np.ndarray, "points 2"]:
+    """Metric multidimensional scaling of the rows under the dissimilarity 1 - cos, from the top two eigenvectors."""
+    from sklearn.manifold import smacof
+
+    points = np.asarray(unit(rows), np.float64)
+    apart = np.clip(1 - points @ points.T, 0, 2)
+    np.fill_diagonal(apart, 0)
+    values, vectors = np.linalg.eigh(points @ points.T)
+    start = vectors[:, -2:] * np.sqrt(np.maximum(values[-2:], 0))
+    return smacof(apart, n_components=2, init=start, n_init=1)[0]

@@ -1,0 +1,6 @@
+"""What is learned: data distributions with a known answer."""
+
+from krogh.tasks.base import Batch, Task
+from krogh.tasks.parity import DisjointParity, LabelNoise, SparseParity
+
+__all__ = ["Batch", "DisjointParity", "LabelNoise", "SparseParity", "Task"]

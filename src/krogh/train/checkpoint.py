@@ -1,0 +1,91 @@
+"""Where a run keeps its unfinished work, and whom it tells about its progress."""
+
+import contextlib
+import hashlib
+import os
+import pickle
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+Progress = Callable[[str, float, float | None, float], None]
+
+SECONDS_BETWEEN_CHECKPOINTS = 10.0
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """`checkpoints`: folder for unfinished runs. `progress(label, done, total, rate)`: called per chunk,
+    counted in replica-steps and replica-steps per second."""
+
+    checkpoints: Path | None = None
+    progress: Progress | None = None
+
+
+_current: ContextVar[Workspace] = ContextVar("workspace", default=Workspace())  # noqa: B039
+
+
+@contextlib.contextmanager
+def workspace(checkpoints: Path | None = None, progress: Progress | None = None) -> Iterator[Workspace]:
+    """Every training inside keeps its checkpoints in this folder and reports its progress here."""
+    token = _current.set(Workspace(checkpoints, progress))
+    try:
+        yield _current.get()
+    finally:
+        _current.reset(token)
+
+
+def current_workspace() -> Workspace:
+    return _current.get()
+
+
+def write_whole(path: Path, payload: bytes) -> None:
+    """Write a file so that it is there complete or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(payload)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+
+
+class Checkpoint:
+    """One run's saved state: pickled arrays behind their SHA-256."""
+
+    def __init__(self, name: str):
+        folder = current_workspace().checkpoints
+        self.path = folder / f"{name}.checkpoint" if folder else None
+        self._last = time.monotonic()
+
+    def load(self) -> Any | None:
+        """What was saved last, or None; a damaged file is named and set aside."""
+        if self.path is None or not self.path.exists():
+            return None
+        content = self.path.read_bytes()
+        if hashlib.sha256(content[32:]).digest() != content[:32]:
+            aside = self.path.with_suffix(".damaged")
+            os.replace(self.path, aside)
+            warnings.warn(f"checkpoint {self.path.name} is damaged: set aside as {aside.name}", stacklevel=2)
+            return None
+        return pickle.loads(content[32:])
+
+    def due(self) -> bool:
+        return self.path is not None and time.monotonic() - self._last > SECONDS_BETWEEN_CHECKPOINTS
+
+    def save(self, state: Any) -> None:
+        if self.path is None:
+            return
+        payload = pickle.dumps(state, protocol=pickle.HIGHEST_PROTOCOL)
+        write_whole(self.path, hashlib.sha256(payload).digest() + payload)
+        self._last = time.monotonic()

@@ -1,0 +1,427 @@
+"""The host half of the engine: sizes replica batches, walks through chunks of records, drops replicas
+that have stopped, keeps checkpoints and tells the progress."""
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from krogh.errors import InputError
+from krogh.train.checkpoint import Checkpoint, current_workspace
+from krogh.train.program import REACHED, RUNNING, Program, Replica, own_leaves, stage_task
+from krogh.train.spec import Group, fingerprint, group_key
+
+# A stage is cut into at most this many chunks, each of at least so many steps of the whole ensemble.
+CHUNKS = 64
+LEAST_REPLICA_STEPS = {"cpu": 16_384, "gpu": 200_000}
+LEAST_STEPS = {"cpu": 1, "gpu": 2_000}
+# Compiling for fewer replicas must save at least this many replica-steps.
+WORTH_COMPACTING = {"cpu": 400_000, "gpu": 20_000_000}
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Records dispatched together, of `lengths` steps each; `even` if these are all the same."""
+
+    start: int
+    lengths: tuple[int, ...]
+    even: bool
+
+    @property
+    def steps(self) -> int:
+        return sum(self.lengths)
+
+    @property
+    def end(self) -> int:
+        return self.start + self.steps
+
+
+def plan(begin: int, end: int, records: Sequence[int], cuts: Sequence[int], least_steps: int) -> list[Chunk]:
+    """Cut a stage into chunks: a function of the spec alone, so that a resumed run takes the same path."""
+    marks = [begin, *(r for r in records if begin < r <= end)]
+    lengths = [b - a for a, b in zip(marks, marks[1:], strict=False)]
+    # A schedule with many different gaps runs in one program whose trip counts are data.
+    even = len(set(lengths)) <= 2
+    per_chunk = max(-(-len(lengths) // CHUNKS), least_steps * len(lengths) // (end - begin), 1)
+    chunks, i = [], 0
+    while i < len(lengths):
+        j = i + 1
+        while j < min(len(lengths), i + per_chunk) and marks[j] not in cuts:
+            if even and lengths[j] != lengths[i]:
+                break
+            j += 1
+        chunks.append(Chunk(marks[i], tuple(lengths[i:j]), even))
+        i = j
+    return chunks
+
+
+def memory_budget() -> float:
+    """Bytes one device may use for replicas."""
+    device = jax.local_devices()[0]
+    stats = device.memory_stats() if device.platform != "cpu" else None
+    if stats and "bytes_limit" in stats:
+        return 0.85 * stats["bytes_limit"]
+    return 0.6 * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / jax.local_device_count()
+
+
+class TooLarge(Exception):
+    """A program needs more memory than a device may use."""
+
+    def __init__(self, needed: float, budget: float):
+        self.needed, self.budget = needed, budget
+
+
+class Meter:
+    """Counts replica-steps for the workspace's progress."""
+
+    def __init__(self, label: str, total: int):
+        self.label, self.total, self.base, self.worked = label, total, 0, 0
+        self.began = time.monotonic()
+
+    def tell(self, covered: int, worked: int = 0) -> None:
+        """`covered` replica-steps lie behind us; `worked` more were really computed."""
+        self.worked += worked
+        progress = current_workspace().progress
+        if progress is not None:
+            rate = self.worked / max(time.monotonic() - self.began, 1e-9)
+            progress(self.label, self.base + covered, self.total, rate)
+
+
+@dataclass
+class Journal:
+    """Everything a batch of replicas has to show so far; saved as it is.
+
+    stage, chunk   where to go on; chunk 0 means that the stage has not been entered
+    rows           which replica each slot of the compiled program holds; −1 fills up to the device count
+    alive          number of records each replica was still running for
+    """
+
+    rows: np.ndarray
+    status: np.ndarray
+    reached: np.ndarray
+    alive: np.ndarray
+    stage: int = 0
+    chunk: int = 0
+    replicas: Any = None
+    records: dict[str, np.ndarray] = field(default_factory=dict)
+    networks: list[np.ndarray] | None = None
+    snapshots: dict[int, list[np.ndarray]] = field(default_factory=dict)
+    worked: int = 0
+
+
+_programs: dict[tuple, Any] = {}
+
+
+class Ensemble:
+    """One batch of replicas of a group, from initialisation to its last record."""
+
+    def __init__(self, group: Group, meter: Meter):
+        self.group, self.spec, self.meter = group, group.spec, meter
+        self.platform = "cpu" if jax.local_devices()[0].platform == "cpu" else "gpu"
+        self.columns = {0: 0} | {step: i + 1 for i, step in enumerate(self.spec.records)}
+        self.key = group_key(self.spec)
+        self.structures: list[Any] = []
+        self.programs = self._trace()
+
+    def _trace(self) -> list[Program]:
+        """One program per stage; the networks' static parts are found by abstract evaluation."""
+        programs, net_static = [], None
+        replica = jax.tree.map(lambda a: jnp.asarray(a[0]), self._blank())
+        for stage in range(len(self.spec.stages)):
+            found: list[Any] = []
+            own = own_leaves(stage_task(self.spec, stage))
+            unroll = 1 if self.platform == "cpu" else 5
+            entering = Program(self.group.static, stage, net_static, own, unroll)
+
+            def enter(replica, program=entering, found=found):
+                replica, static = program.enter(replica, self.group.shared)
+                found.append(static)
+                return replica
+
+            replica = jax.eval_shape(enter, replica)
+            programs.append(Program(self.group.static, stage, found[0], own, unroll))
+            self.structures.append(jax.tree.structure(replica.network))
+            net_static = found[0]
+        return programs
+
+    def network(self, leaves: list[np.ndarray], step: int) -> Any:
+        """The networks as they were after `step` steps, from their flattened arrays."""
+        ends = np.cumsum([stage.steps for stage in self.spec.stages])
+        stage = int(np.searchsorted(ends, step))
+        return eqx.combine(jax.tree.unflatten(self.structures[stage], leaves), self.programs[stage].net_static)
+
+    def _blank(self) -> Replica:
+        group, size = self.group, self.group.size
+        fate = [np.zeros(size, np.int32) for _ in range(3)]
+        return Replica(group.numbers, group.init_seed, group.data_seed, None, None, None, None, *fate)
+
+    def _mesh(self, slots: int) -> Mesh:
+        devices = jax.local_devices()
+        return Mesh(np.array(devices[: min(len(devices), slots)]), ("replica",))
+
+    def _pad(self, rows: np.ndarray) -> np.ndarray:
+        """Rows filled up with −1 to a multiple of the devices in use."""
+        devices = min(jax.local_device_count(), len(rows))
+        return np.concatenate([rows, np.full(-len(rows) % devices, -1)])
+
+    def _compiled(self, name: str, function: Callable, arguments: tuple, records: bool, extra: tuple = ()) -> Any:
+        """`function(replicas, *rest) -> replicas, outputs` compiled for these shapes, split over the devices."""
+        slots = arguments[0].status.shape[0]
+        mesh = self._mesh(slots)
+        key = (name, self.key, slots, mesh, jax.config.jax_enable_x64, extra)  # type: ignore[attr-defined]
+        if key not in _programs:
+            across = PartitionSpec("replica")
+            out = PartitionSpec(None, "replica") if records else across
+            mapped = function
+            if mesh.size > 1:
+                mapped = jax.shard_map(
+                    function,
+                    mesh=mesh,
+                    in_specs=(across, *[PartitionSpec()] * (len(arguments) - 1)),
+                    out_specs=(across, out),
+                    check_vma=False,
+                )
+            program = jax.jit(mapped, donate_argnums=0).lower(*arguments).compile()
+            memory = program.memory_analysis()
+            if memory is not None:
+                needed = memory.temp_size_in_bytes + memory.argument_size_in_bytes + memory.output_size_in_bytes
+                if needed - memory.alias_size_in_bytes > memory_budget():
+                    raise TooLarge(needed - memory.alias_size_in_bytes, memory_budget())
+            _programs[key] = program
+        return _programs[key](*arguments)
+
+    def _place(self, replicas: Any, slots: int) -> Any:
+        return jax.device_put(replicas, NamedSharding(self._mesh(slots), PartitionSpec("replica")))
+
+    def _shared(self, slots: int) -> Any:
+        return jax.device_put(self.group.shared, NamedSharding(self._mesh(slots), PartitionSpec()))
+
+    # --- the walk
+
+    def run(self, journal: Journal | None, save: Callable[[Journal], None]) -> Journal:
+        """Train all replicas, going on from `journal` where one was saved."""
+        size, width = self.group.size, len(self.columns)
+        if journal is None:
+            fate = np.zeros(size, np.int32), np.full(size, np.inf), np.full(size, 1)
+            journal = Journal(self._pad(np.arange(size)), *fate)
+            journal.replicas = jax.tree.map(lambda a: a[np.maximum(journal.rows, 0)], self._blank())
+        with jax.default_matmul_precision(self.spec.precision):
+            begin = 0
+            for index, stage in enumerate(self.spec.stages):
+                end = begin + stage.steps
+                if index >= journal.stage and journal.replicas is not None:
+                    self._stage(journal, index, begin, end, save)
+                begin = end
+        if journal.replicas is not None:
+            self._retire(journal, journal.rows >= 0)
+        journal.replicas = None
+        for name, values in journal.records.items():
+            last = np.minimum(np.arange(width), journal.alive[:, None] - 1)
+            filled = np.take_along_axis(values, last.reshape(*last.shape, *[1] * (values.ndim - 2)), axis=1)
+            late = np.arange(width) >= journal.alive[:, None]
+            keeps = ~late | (journal.status == REACHED)[:, None]
+            blank = np.nan if np.issubdtype(filled.dtype, np.inexact) else 0
+            journal.records[name] = np.where(keeps.reshape(*keeps.shape, *[1] * (values.ndim - 2)), filled, blank)
+        return journal
+
+    def _stage(self, journal: Journal, index: int, begin: int, end: int, save: Callable[[Journal], None]) -> None:
+        slots = len(journal.rows)
+        journal.replicas = self._place(journal.replicas, slots)
+        shared = self._shared(slots)
+        program = self.programs[index]
+        if index != journal.stage or journal.chunk == 0:
+            entering = program if index == 0 else Program(
+                program.static, index, self.programs[index - 1].net_static, program.own, program.unroll
+            )
+
+            def enter(replicas, shared):
+                return jax.vmap(lambda r: entering.enter(r, shared)[0])(replicas), replicas.status
+
+            journal.replicas, _ = self._compiled("enter", enter, (journal.replicas, shared), False, (index,))
+            journal.stage, journal.chunk = index, 0
+            if index == 0:
+                self._record_start(journal, shared)
+            if begin in self.spec.snapshots:
+                self._snapshot(journal, begin)
+        least = max(LEAST_STEPS[self.platform], LEAST_REPLICA_STEPS[self.platform] // self.group.size)
+        chunks = plan(begin, end, self.spec.records, self.spec.snapshots, least)
+        for number in range(journal.chunk, len(chunks)):
+            chunk = chunks[number]
+            if not self._compact(journal, self.spec.steps - chunk.start):
+                self.meter.tell(self.group.size * self.spec.steps)
+                return
+            if len(journal.rows) != slots:
+                slots, shared = len(journal.rows), self._shared(len(journal.rows))
+            self._dispatch(journal, program, shared, chunk, begin)
+            journal.chunk = number + 1
+            if chunk.end in self.spec.snapshots:
+                self._snapshot(journal, chunk.end)
+            self.meter.tell(self.group.size * chunk.end, slots * chunk.steps)
+            save(journal)
+
+    def _dispatch(self, journal: Journal, program: Program, shared: Any, chunk: Chunk, begin: int) -> None:
+        count, length = len(chunk.lengths), chunk.lengths[0]
+
+        def run(replicas, shared, t, begin, lengths):
+            return program.chunk(replicas, shared, t, begin, (count, length) if chunk.even else lengths)
+
+        lengths = np.asarray(chunk.lengths, np.int32)
+        form = (program.stage, count, length if chunk.even else None)
+        arguments = (journal.replicas, shared, np.int32(chunk.start), np.int32(begin), lengths)
+        journal.replicas, out = self._compiled("chunk", run, arguments, True, form)
+        journal.worked += len(journal.rows) * chunk.steps
+        steps = chunk.start + np.cumsum(chunk.lengths)
+        self._record(journal, jax.device_get(out), [self.columns[step] for step in steps.tolist()])
+        real = journal.rows >= 0
+        rows = journal.rows[real]
+        status, reached = jax.device_get((journal.replicas.status, journal.replicas.reached))
+        journal.status[rows] = status[real]
+        journal.reached[rows] = np.where(status[real] == REACHED, reached[real], np.inf)
+
+    def _record(self, journal: Journal, out: dict[str, np.ndarray], columns: list[int]) -> None:
+        """Write records, given as (record, slot, …), into the rows of the replicas they belong to."""
+        real = journal.rows >= 0
+        rows = journal.rows[real]
+        moved = out.pop("_moved")[:, real]
+        journal.alive[rows] += np.sum(moved, axis=0)
+        for name, values in out.items():
+            values = np.moveaxis(values[:, real], 0, 1)
+            if name not in journal.records:
+                blank = np.nan if np.issubdtype(values.dtype, np.inexact) else 0
+                shape = (self.group.size, len(self.columns), *values.shape[2:])
+                journal.records[name] = np.full(shape, blank, values.dtype)
+            journal.records[name][np.ix_(rows, columns)] = values
+
+    def _record_start(self, journal: Journal, shared: Any) -> None:
+        program = self.programs[0]
+
+        def measure(replicas, shared):
+            t = jnp.zeros((), jnp.int32)
+            out = jax.vmap(lambda r: program.measure(r, shared, t))(replicas)
+            return replicas, jax.tree.map(lambda a: a[None], out)
+
+        journal.replicas, out = self._compiled("measure", measure, (journal.replicas, shared), True)
+        out = jax.device_get(out)
+        out["loss"] = np.full((1, len(journal.rows)), np.nan, np.float32)
+        out["_moved"] = np.zeros((1, len(journal.rows)), bool)
+        self._record(journal, out, [0])
+
+    def _compact(self, journal: Journal, steps_left: int) -> bool:
+        """Drop stopped replicas where that pays; False when none is left."""
+        running = (journal.rows >= 0) & (journal.status[journal.rows] == RUNNING)
+        live = int(np.sum(running))
+        slots = len(journal.rows)
+        if live == 0:
+            self._retire(journal, journal.rows >= 0)
+            journal.replicas = None
+            return False
+        target = 1 << (live - 1).bit_length()
+        if 2 * target > slots or (slots - target) * steps_left < WORTH_COMPACTING[self.platform]:
+            return True
+        self._retire(journal, (journal.rows >= 0) & ~running)
+        keep = np.flatnonzero(running)
+        chosen = self._pad(np.concatenate([journal.rows[keep], np.full(target - live, -1)]))
+        source = np.concatenate([keep, np.full(len(chosen) - live, keep[0])])
+        journal.replicas = self._place(jax.tree.map(lambda a: a[source], journal.replicas), len(chosen))
+        journal.rows = chosen
+        return True
+
+    def _arrays(self, journal: Journal, chosen: np.ndarray) -> list[np.ndarray]:
+        return [np.asarray(a)[chosen] for a in jax.tree.leaves(journal.replicas.network)]
+
+    def _retire(self, journal: Journal, chosen: np.ndarray) -> None:
+        """Keep the networks of these slots as final."""
+        if not self.spec.networks:
+            return
+        arrays = self._arrays(journal, chosen)
+        if journal.networks is None:
+            journal.networks = [np.zeros((self.group.size, *a.shape[1:]), a.dtype) for a in arrays]
+        for final, values in zip(journal.networks, arrays, strict=True):
+            final[journal.rows[chosen]] = values
+
+    def _snapshot(self, journal: Journal, step: int) -> None:
+        real = journal.rows >= 0
+        arrays = self._arrays(journal, real)
+        kept = [
+            np.full((self.group.size, *a.shape[1:]), np.nan if np.issubdtype(a.dtype, np.inexact) else 0, a.dtype)
+            for a in arrays
+        ]
+        for whole, values in zip(kept, arrays, strict=True):
+            whole[journal.rows[real]] = values
+        if journal.networks is not None:
+            gone = np.setdiff1d(np.arange(self.group.size), journal.rows[real])
+            for whole, final in zip(kept, journal.networks, strict=True):
+                whole[gone] = final[gone]
+        journal.snapshots[step] = kept
+
+
+@dataclass
+class Result:
+    """A group's outcome, replica axis first: records, fate, networks and snapshots by step."""
+
+    records: dict[str, np.ndarray]
+    status: np.ndarray
+    reached: np.ndarray
+    alive: np.ndarray
+    networks: Any
+    snapshots: dict[int, Any]
+    worked: int
+
+
+def run_group(group: Group, replicas_at_once: int | None, label: str) -> Result:
+    """Train a group in as many batches of replicas as memory asks for, going on from a checkpoint."""
+    checkpoint = Checkpoint(fingerprint(group))
+    saved = checkpoint.load() or {"batches": [], "at_once": replicas_at_once or group.size, "journal": None}
+    batches, at_once, journal = saved["batches"], min(saved["at_once"], group.size), saved["journal"]
+    meter = Meter(label, group.size * group.spec.steps)
+    while (done := sum(len(batch.status) for batch in batches)) < group.size:
+        meter.base = done * group.spec.steps
+
+        def save(journal: Journal, done: bool = False, at_once: int = at_once) -> None:
+            if done or checkpoint.due():
+                unfinished = None if done else replace(journal, replicas=jax.device_get(journal.replicas))
+                checkpoint.save({"batches": batches, "at_once": at_once, "journal": unfinished})
+
+        try:
+            batch = Ensemble(group.part(slice(done, done + at_once)), meter).run(journal, save)
+        except TooLarge as large:
+            if at_once <= jax.local_device_count() or replicas_at_once:
+                raise InputError(
+                    f"{at_once} replicas at once need {large.needed / 2**30:.1f} GiB on each device, which may use "
+                    f"{large.budget / 2**30:.1f} GiB: make the network, batch or sample smaller"
+                    " or set replicas_at_once lower"
+                ) from None
+            at_once = max(jax.local_device_count(), int(0.9 * at_once * large.budget / large.needed))
+            continue
+        batches.append(batch)
+        journal = None
+        save(batch, done=True)
+    meter.base = 0
+    meter.tell(meter.total)
+    return _joined(group, batches, meter)
+
+
+def _joined(group: Group, batches: list[Journal], meter: Meter) -> Result:
+    shape = Ensemble(group.part(slice(0, 1)), meter)
+
+    def network(parts: list[list[np.ndarray]], step: int) -> Any:
+        return shape.network([np.concatenate(leaf) for leaf in zip(*parts, strict=True)], step)
+
+    return Result(
+        records={n: np.concatenate([b.records[n] for b in batches]) for n in batches[0].records},
+        status=np.concatenate([b.status for b in batches]),
+        reached=np.concatenate([b.reached for b in batches]),
+        alive=np.concatenate([b.alive for b in batches]),
+        networks=network([b.networks or [] for b in batches], group.spec.steps) if group.spec.networks else None,
+        snapshots={
+            step: network([b.snapshots[step] for b in batches], step) for step in batches[0].snapshots
+        },
+        worked=sum(b.worked for b in batches),
+    )

@@ -1,0 +1,33 @@
+"""Success as an explicit object, and the schedules on which it is looked for."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from krogh.errors import InputError
+
+
+@dataclass(frozen=True)
+class Reach:
+    """A recorded value meets `level` at `consecutive` records in a row; its time is the first of them.
+
+    `confirm` looks again at the candidate on that many fresh examples (accuracy only), so that a small
+    validation sample cannot declare success by luck. `below=True` asks for values at most `level`.
+    """
+
+    record: str = "accuracy"
+    level: float = 1.0
+    consecutive: int = 1
+    confirm: int | None = None
+    below: bool = False
+
+    def __post_init__(self):
+        if self.consecutive < 1:
+            raise InputError(f"consecutive must be at least 1, got {self.consecutive}")
+        if self.confirm is not None and (self.record != "accuracy" or self.confirm < 1):
+            raise InputError("confirm takes a number of examples and re-checks record='accuracy' only")
+
+
+def log_spaced(steps: int, points: int = 50) -> tuple[int, ...]:
+    """About `points` distinct record steps from 1 to `steps`, evenly spaced in the logarithm."""
+    return tuple(int(t) for t in np.unique(np.round(np.geomspace(1, steps, points)).astype(int)))

@@ -1,0 +1,346 @@
+"""`train` and `sweep`: from a task, a network and a learner to one labelled dataset."""
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import equinox as eqx
+import jax
+import numpy as np
+import xarray as xr
+
+from krogh.errors import InputError, nearest
+from krogh.nn.base import Architecture
+from krogh.tasks.base import Task
+from krogh.train.engine import Result, run_group
+from krogh.train.learners import Learner, Stage
+from krogh.train.program import DIVERGED, REACHED
+from krogh.train.spec import Spec, group_key, make_group, probe_inputs, probe_name
+from krogh.train.success import Reach
+
+PRECISIONS = ("highest", "high", "default", "tensorfloat32", "bfloat16", "float32", "TF32_TF32_F32_X3")
+STREAMS = ("init_seed", "data_seed")
+
+
+@dataclass(frozen=True)
+class Run:
+    """What training returns.
+
+    data       labelled arrays over (sweep axes…, seed, step, probe axes…)
+    networks   the trained networks as one pytree, replica axis first in the order of the flattened axes;
+               a list of such pytrees where the sweep changed shapes
+    snapshots  {step: networks at that step}
+    spec       what was run; `sweep(run.spec, …)` varies it
+    """
+
+    data: xr.Dataset
+    spec: Spec
+    groups: tuple[tuple[np.ndarray, Result], ...]
+    axes: dict[str, tuple]
+
+    @property
+    def networks(self) -> Any:
+        trees = [result.networks for _, result in self.groups]
+        return trees[0] if len(trees) == 1 else trees
+
+    @property
+    def snapshots(self) -> Any:
+        trees = [result.snapshots for _, result in self.groups]
+        return trees[0] if len(trees) == 1 else trees
+
+    def network(self, step: int | None = None, **where: Any) -> Any:
+        """One replica's network by its coordinates, e.g. `run.network(seed=3, lr=0.1)`."""
+        index = []
+        for name, values in self.axes.items():
+            if name not in where and len(values) > 1:
+                raise InputError(f"say which {name}: one of {_listed(values)}")
+            value = where.pop(name, values[0])
+            if value not in values:
+                raise InputError(f"{name}={value!r} was not run; choose one of {_listed(values)}")
+            index.append(values.index(value))
+        if where:
+            name = next(iter(where))
+            raise InputError(f"{name!r} is no axis of this run; its axes are {', '.join(self.axes)}")
+        flat = int(np.ravel_multi_index(index, [len(v) for v in self.axes.values()]))
+        for rows, result in self.groups:
+            if flat in rows:
+                tree = result.networks if step is None else result.snapshots.get(step)
+                if tree is None:
+                    kept = "none were kept" if step is None else f"snapshots: {_listed(result.snapshots)}"
+                    raise InputError(f"no networks at that step; {kept}")
+                row = int(np.flatnonzero(rows == flat)[0])
+                return jax.tree.map(lambda a: a[row] if eqx.is_array(a) else a, tree)
+        raise AssertionError("every replica belongs to a group")
+
+
+def train(
+    task: Task,
+    network: Architecture | Callable,
+    learner: Learner | Stage | Sequence[Stage],
+    steps: int | None = None,
+    *,
+    seeds: int | Iterable[int] = 1,
+    probes: Callable | Sequence[Callable] = (),
+    every: int | None = None,
+    record: Sequence[int] | None = None,
+    until: Reach | None = None,
+    validation: int | str = 1024,
+    snapshots: Sequence[int] = (),
+    precision: str = "highest",
+    networks: bool = True,
+    replicas_at_once: int | None = None,
+) -> Run:
+    """Train one replica per seed, all in one compiled program.
+
+    learner     a learner with `steps`, or stages that bring their own
+    probes      measurements taken at step 0 and at every record
+    every       steps between records (default: a hundredth of the run); or `record`, the steps themselves
+    until       success: a replica that reaches it stops
+    validation  examples behind probes that ask for `validation`; "all" enumerates the task's domain
+    snapshots   steps at which all parameters are kept
+    precision   of matrix products; anything but "highest" trades exactness for speed
+    networks    False drops the trained networks, for ensembles too large to keep
+    """
+    spec = make_spec(
+        task, network, learner, steps, seeds, probes, every, record, until, validation, snapshots, precision, networks
+    )
+    return sweep(spec, replicas_at_once=replicas_at_once)
+
+
+def make_spec(
+    task, network, learner, steps, seeds, probes, every, record, until, validation, snapshots, precision, networks
+) -> Spec:
+    if not isinstance(task, Task):
+        raise InputError(f"task must be a Task such as tasks.SparseParity(n=50, k=3), got {task!r}")
+    if not callable(getattr(network, "build", network)):
+        raise InputError(f"network must be an Architecture such as nn.MLP(width=100), got {network!r}")
+    if isinstance(learner, Learner):
+        if steps is None:
+            raise InputError("say how many steps to train: steps=...")
+        stages = (Stage(learner, steps),)
+    else:
+        stages = (learner,) if isinstance(learner, Stage) else tuple(learner)
+        if not stages or not all(isinstance(stage, Stage) for stage in stages):
+            raise InputError("learner must be a Learner such as SGD(lr=0.1), a Stage, or a list of Stages")
+        if steps is not None:
+            raise InputError("stages bring their own steps; leave steps out")
+    total = sum(stage.steps for stage in stages)
+    seeds = tuple(range(seeds)) if isinstance(seeds, int) else tuple(int(s) for s in seeds)
+    if not seeds or min(seeds) < 0 or max(seeds) >= 2**32:
+        raise InputError("seeds must be a positive count, or a sequence of whole numbers from 0 to 2^32 - 1")
+    if len(set(seeds)) != len(seeds):
+        raise InputError("seeds must differ from each other")
+    probes = (probes,) if callable(probes) else tuple(probes)
+    for probe in probes:
+        if not callable(probe):
+            raise InputError(f"a probe must be a function, got {probe!r}")
+        if "sample" in probe_inputs(probe) and any(stage.learner.samples is None for stage in stages):
+            raise InputError(f"probe {probe_name(probe)} asks for the training sample, but this learner draws online")
+    ends = np.cumsum([stage.steps for stage in stages]).tolist()
+    if record is not None:
+        marks = _steps("record", record, total)
+    else:
+        if every is not None and (not isinstance(every, int) or every < 1):
+            raise InputError(f"every must be a whole number of at least 1, got {every!r}")
+        marks = range(every or max(1, total // 100), total + 1, every or max(1, total // 100))
+    cuts = _steps("snapshots", snapshots, total)
+    records = tuple(sorted({*marks, *ends, *cuts} - {0}))
+    if validation != "all" and not (isinstance(validation, int) and validation >= 1):
+        raise InputError(f"validation must be a number of examples or 'all', got {validation!r}")
+    if precision not in PRECISIONS:
+        raise InputError(f"precision must be one of {', '.join(PRECISIONS)}, got {precision!r}")
+    if until is not None and not isinstance(until, Reach):
+        raise InputError(f"until must be a Reach such as Reach('accuracy', 0.99), got {until!r}")
+    if until is not None and until.record != "loss" and all(probe_name(p) != until.record for p in probes):
+        offered = [probe_name(p) for p in probes]
+        raise InputError(
+            f"until looks at {until.record!r}, which no probe records; probes: {', '.join(offered) or 'none'}"
+            f"{nearest(until.record, offered)}"
+        )
+    return Spec(
+        task, network, stages, seeds, probes, records, until, validation, tuple(cuts), precision, networks
+    )
+
+
+def sweep(spec: Spec, *, replicas_at_once: int | None = None, **axes: Iterable) -> Run:
+    """Run `spec` at every point of the product of `axes`, with all its seeds.
+
+    An axis is a field of the task, the network or the learner by name (dotted where a name is not unique:
+    `network.width`), or `init_seed` / `data_seed`, which cross the two random streams in place of `seed`.
+    Values that are numbers inside the program share it; values that change shapes or code are compiled
+    apart.
+    """
+    if replicas_at_once is not None and replicas_at_once < 1:
+        raise InputError(f"replicas_at_once must be at least 1, got {replicas_at_once}")
+    values = {name: tuple(axis) for name, axis in axes.items()}
+    for name, axis in values.items():
+        if not axis:
+            raise InputError(f"the sweep axis {name} has no values")
+    paths = {name: _find(spec, name) for name in values if name not in STREAMS}
+    if not any(name in values for name in STREAMS):
+        values["seed"] = spec.seeds
+    points = list(itertools.product(*values.values()))
+    grouped: dict[Any, list[int]] = {}
+    specs: list[Spec] = []
+    variants: dict[tuple, Spec] = {}
+    for i, point in enumerate(points):
+        setting = dict(zip(values, point, strict=True))
+        knobs = tuple(i for i, name in enumerate(values) if name in paths)
+        chosen = tuple(_index(values, name, setting[name]) for name in paths)
+        if chosen not in variants:
+            varied = spec
+            for name, path in paths.items():
+                varied = _replaced(varied, path, setting[name])
+            variants[chosen] = varied
+        specs.append(variants[chosen])
+        grouped.setdefault(group_key(variants[chosen]), []).append(i)
+        del knobs
+    results = []
+    for number, members in enumerate(grouped.values()):
+        settings = [dict(zip(values, points[i], strict=True)) for i in members]
+        seeds = [np.array([s.get(name, s.get("seed", 0)) for s in settings]) for name in STREAMS]
+        group = make_group([specs[i] for i in members], *seeds)
+        label = f"group {number + 1}/{len(grouped)}" if len(grouped) > 1 else "training"
+        results.append((np.array(members), run_group(group, replicas_at_once, label)))
+    return Run(_dataset(spec, values, results), spec, tuple(results), values)
+
+
+# ------------------------------------------------------------------------------------------- helpers
+
+
+def _steps(name: str, steps: Sequence[int], total: int) -> list[int]:
+    marks = sorted({int(s) for s in steps})
+    if marks and (marks[0] < 0 or marks[-1] > total):
+        raise InputError(f"{name} must lie between 0 and the {total} steps of the run, got {marks[0]} to {marks[-1]}")
+    return marks
+
+
+def _listed(values: Iterable) -> str:
+    return ", ".join(map(str, values)) or "none"
+
+
+def _index(values: dict[str, tuple], name: str, value: Any) -> int:
+    return next(i for i, v in enumerate(values[name]) if v is value)
+
+
+def _fields(module: Any, path: tuple = ()) -> Iterable[tuple]:
+    """Paths of all settings below a spec."""
+    if isinstance(module, tuple | list):
+        for i, item in enumerate(module):
+            yield from _fields(item, (*path, i))
+    elif dataclasses.is_dataclass(module):
+        for f in dataclasses.fields(module):
+            yield (*path, f.name)
+            value = getattr(module, f.name)
+            if isinstance(value, eqx.Module | tuple):
+                yield from _fields(value, (*path, f.name))
+
+
+def _find(spec: Spec, name: str) -> tuple:
+    """The one setting that a (dotted) name means."""
+    parts = tuple(int(p) if p.isdigit() else p for p in name.split("."))
+    candidates = [
+        path
+        for path in _fields(spec)
+        if path[0] in ("task", "network", "stages") and path[-1] not in ("learner", "before") and len(path) > 1
+    ]
+
+    def matches(path: tuple) -> bool:
+        rest = iter(path)
+        return path[-1] == parts[-1] and all(any(part == step for step in rest) for part in parts)
+
+    found = [path for path in candidates if matches(path)]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        shown = ", ".join(".".join(map(str, path)) for path in found)
+        raise InputError(f"the sweep axis {name!r} could mean {shown}; write one of these (as **{{'…': values}})")
+    options = sorted({str(path[-1]) for path in candidates})
+    raise InputError(f"nothing here is called {name!r}{nearest(name, options)}; a sweep may vary {', '.join(options)}")
+
+
+def _replaced(module: Any, path: tuple, value: Any) -> Any:
+    """`module` with the setting at `path` changed; goes through the constructors, so checks run again."""
+    if not path:
+        return value
+    head, rest = path[0], path[1:]
+    if isinstance(module, tuple):
+        return tuple(_replaced(item, rest, value) if i == head else item for i, item in enumerate(module))
+    old = getattr(module, head)
+    if not rest and isinstance(old, float) and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value)
+    if not rest and isinstance(value, np.generic):
+        value = value.item()
+    return dataclasses.replace(module, **{head: _replaced(old, rest, value)})
+
+
+def _dataset(spec: Spec, axes: dict[str, tuple], results: list[tuple[np.ndarray, Result]]) -> xr.Dataset:
+    shape = tuple(len(v) for v in axes.values())
+    size = math.prod(shape)
+    dims = {name: d for probe in spec.probes for name, d in _probe_dims(probe).items()}
+    variables = {}
+    for name in results[0][1].records:
+        parts = [(rows, result.records[name]) for rows, result in results]
+        inner = tuple(np.max([part.shape[2:] for _, part in parts], axis=0).astype(int))
+        dtype = np.result_type(*(part.dtype for _, part in parts))
+        steps = parts[0][1].shape[1]
+        whole = np.full((size, steps, *inner), np.nan if np.issubdtype(dtype, np.inexact) else 0, dtype)
+        for rows, part in parts:
+            whole[(rows, slice(None), *[slice(s) for s in part.shape[2:]])] = part
+        names = dims.get(name) or tuple(f"{name}_{i}" for i in range(len(inner)))
+        if len(names) != len(inner):
+            raise InputError(f"probe {name} names {len(names)} dims but returns {len(inner)}")
+        variables[name] = ((*axes, "step", *names), whole.reshape(*shape, steps, *inner))
+
+    def gather(pick: Callable[[Result], np.ndarray]) -> np.ndarray:
+        first = pick(results[0][1])
+        whole = np.zeros(size, first.dtype)
+        for rows, result in results:
+            whole[rows] = pick(result)
+        return whole.reshape(shape)
+
+    status, reached = gather(lambda r: r.status), gather(lambda r: r.reached)
+    words = np.where(status == REACHED, "reached", "censored" if spec.until else "finished")
+    variables["status"] = (tuple(axes), np.where(status == DIVERGED, "diverged", words))
+    variables["reached"] = (tuple(axes), reached)
+    columns = np.array([0, *spec.records])
+    used = columns[np.minimum(gather(lambda r: r.alive), len(columns)) - 1]
+    variables["steps_used"] = (tuple(axes), used)
+    variables["samples_used"] = (tuple(axes), _samples_used(spec, axes, used))
+    coords = {name: _coordinate(values) for name, values in axes.items()} | {"step": columns}
+    data = xr.Dataset(variables, coords)
+    data.attrs["replica_steps_asked"] = size * spec.steps
+    data.attrs["replica_steps_computed"] = sum(result.worked for _, result in results)
+    return data
+
+
+def _samples_used(spec: Spec, axes: dict[str, tuple], used: np.ndarray) -> np.ndarray:
+    """Distinct examples seen: all fresh ones of an online run, at most the sample of an offline one."""
+    learner = spec.stages[0].learner
+    batch = np.asarray(axes["batch"] if "batch" in axes else learner.batch or 0)
+    if "batch" in axes:
+        batch = batch.reshape([-1 if name == "batch" else 1 for name in axes])
+    samples = np.asarray(axes["samples"] if "samples" in axes else (learner.samples if learner.samples else 0))
+    if learner.samples is None and "samples" not in axes:
+        return used * batch
+    if "samples" in axes:
+        samples = samples.reshape([-1 if name == "samples" else 1 for name in axes])
+    if samples.dtype.kind not in "iu":
+        return np.full(used.shape, -1)
+    return np.broadcast_to(samples, used.shape).copy()
+
+
+def _probe_dims(probe: Callable) -> dict[str, tuple[str, ...]]:
+    dims = getattr(probe, "dims", ())
+    return dims if isinstance(dims, dict) else {probe_name(probe): tuple(dims)} if dims else {}
+
+
+def _coordinate(values: tuple) -> np.ndarray:
+    if all(isinstance(v, bool | int | float | str | np.generic) for v in values):
+        return np.array(values)
+    if any(dataclasses.is_dataclass(v) or callable(v) for v in values):
+        return np.array([getattr(v, "__name__", None) or repr(v) for v in values])
+    return np.arange(len(values)) if any(np.ndim(v) for v in values) else np.array([str(v) for v in values])
