@@ -70,7 +70,10 @@ def shifted(x):
     return x + OFFSET
 
 
-@system.experiment("fig-1", "Coins", presets={"smoke": Settings(seeds=2), "quick": Settings(), "paper": Settings(seeds=400)})
+PRESETS = {"smoke": Settings(seeds=2), "quick": Settings(), "paper": Settings(seeds=400)}
+
+
+@system.experiment("fig-1", "Coins", presets=PRESETS)
 def coins(s):
     """Tosses of one coin."""
     if "TOY_CALLS" in os.environ:
@@ -79,8 +82,9 @@ def coins(s):
     time.sleep(s.wait)
     heads = shifted(toss(s.p, s.seeds)) > 0.5
     curve = np.cumsum(np.ones((s.seeds, 5)), axis=1) * heads[:, None]
+    side = np.where(heads, "head", "tail")
     return xr.Dataset(
-        {"heads": ("seed", heads), "side": ("seed", np.where(heads, "head", "tail")), "curve": (("seed", "step"), curve)},
+        {"heads": ("seed", heads), "side": ("seed", side), "curve": (("seed", "step"), curve)},
         coords={"seed": np.arange(s.seeds), "step": np.arange(5)},
         attrs={"sizes": s.sizes, "deep": s.deep, "limit": s.limit},
     )

@@ -99,8 +99,6 @@ def test_dictionary_input_errors():
         ParityDictionary(k=4)
     with pytest.raises(InputError, match="d >= D"):
         ParityDictionary(d=50)
-    with pytest.raises(InputError, match="instance"):
-        ParityDictionary(d=200).sample(jr.key(0), 4)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         ParityDictionary(p_o=0.3)

@@ -94,9 +94,7 @@ def list_(what: What = None, as_json: Json = False) -> None:
         console.print(f"  [cyan]{experiment.id}[/]  {escape(experiment.title)}{stand_in}")
         for claim in experiment.claims:
             needs = _needs(experiment, claim, "quick")
-            console.print(
-                f"    {claim.id}  {escape(claim.statement)}" + (f" [dim]({needs})[/]" if needs else "")
-            )
+            console.print(f"    {claim.id}  {escape(claim.statement)}" + (f" [dim]({needs})[/]" if needs else ""))
 
 
 def _card(experiment: Experiment) -> dict[str, Any]:
@@ -206,9 +204,7 @@ def progress_bar(title: str, quiet: bool) -> Iterator[Callable[[str, float, floa
 
         def update(label: str, done: float, total: float | None, rate: float) -> None:
             text = f"{title} {label}".strip()
-            progress.update(
-                task, description=text, completed=done, total=total, rate=f"{rate:.3g} replica-steps/s"
-            )
+            progress.update(task, description=text, completed=done, total=total, rate=f"{rate:.3g} replica-steps/s")
 
         yield update
 
@@ -268,9 +264,7 @@ def _show_verdicts(rows: list[dict[str, Any]], skipped: list[tuple[Experiment, C
         detail = f"\n[dim]{escape(row['detail'])}[/]" if row["detail"] else ""
         told = [escape(row["statement"]) + detail, verdict, number(row["measured"]), escape(row["bound"])]
         lines.append([row["claim"], row["experiment"], *told, span(row["interval"]), str(row["n"])])
-    lines += [
-        [c.id, e.id, escape(c.statement), f"[dim]{needs}[/]", "", "", "", ""] for e, c, needs in skipped
-    ]
+    lines += [[c.id, e.id, escape(c.statement), f"[dim]{needs}[/]", "", "", "", ""] for e, c, needs in skipped]
     head = ["claim", "experiment", "statement", "verdict", "measured", "bound", "95% interval", "n"]
     show_table(head, sorted(lines, key=lambda line: line[0]), right=("measured", "n"))
     print(_counted([row["verdict"] for row in rows], len(skipped)))
@@ -296,11 +290,10 @@ def show(
     made = result.manifest
     system = systems().get(made["system"])
     experiment = system.experiments.get(made["experiment"]) if system else None
-    rows = (
-        [judge(experiment, claim, made["preset"], result) for claim in experiment.claims]
-        if experiment
-        else []
-    )
+    rows: list[dict[str, Any]] = []
+    if experiment:
+        claims = [claim for claim in experiment.claims if made["preset"] in claim.presets]
+        rows = [judge(experiment, claim, made["preset"], result) for claim in claims]
     if as_json:
         variables = {str(n): {"dims": v.dims, "shape": v.shape} for n, v in result.dataset.data_vars.items()}
         show_json(made | {"path": str(result.path), "variables": variables, "verdicts": rows})
@@ -332,9 +325,7 @@ def runs(as_json: Json = False) -> None:
     for made in found:
         changed = " ".join([made["preset"], *made["changes"]])
         name = f"{made['system']}/{made['experiment']}"
-        lines.append(
-            [made["key"][:8], name, changed, made["date"], f"{made['seconds']:g}", made["device"]["name"]]
-        )
+        lines.append([made["key"][:8], name, changed, made["date"], f"{made['seconds']:g}", made["device"]["name"]])
     show_table(["key", "experiment", "preset", "date", "seconds", "device"], lines, right=("seconds",))
     print(f"{len(found)} results in {store.root}")
 
@@ -441,9 +432,7 @@ def bench(
     folder = Path(package.__file__ or "").parents[2] / "benchmarks"
     known = {path.stem: path for path in sorted(folder.glob("*.py")) if not path.stem.startswith("_")}
     if not known:
-        raise InputError(
-            f"there are no benchmarks in {folder}; run this from a source checkout (pip install -e .)."
-        )
+        raise InputError(f"there are no benchmarks in {folder}; run this from a source checkout (pip install -e .).")
     if name is None:
         print("\n".join(known))
         return
@@ -458,7 +447,10 @@ def main(arguments: list[str] | None = None) -> None:
 def invoke(arguments: list[str] | None = None) -> int:
     """Run one command line; returns its exit code."""
     try:
-        return app(arguments, standalone_mode=False, prog_name="krogh") or 0
+        code = app(arguments, standalone_mode=False, prog_name="krogh") or 0
+        if code == 130:  # how the parser reports Ctrl-C
+            raise KeyboardInterrupt
+        return code
     except InputError as error:
         return _refuse(str(error))
     except (KeyboardInterrupt, typer.Abort):
@@ -472,15 +464,23 @@ def invoke(arguments: list[str] | None = None) -> int:
     except MemoryError as error:
         return _refuse(f"out of memory: {error}; lower --seeds or the sizes in --set.")
     except Exception as error:
-        text = str(error)
         if hasattr(error, "format_message"):  # the command-line parser's own errors
             return _refuse(_usage(error))
-        if "Unable to initialize backend" in text or "Unknown backend" in text:
-            wanted = os.environ.get("JAX_PLATFORMS", "default")
-            return _refuse(f"JAX finds no {wanted} device here; unset JAX_PLATFORMS or set it to cpu.")
-        if "RESOURCE_EXHAUSTED" in text:
+        if "RESOURCE_EXHAUSTED" in str(error):
             return _refuse("the device is out of memory; lower --seeds or the sizes in --set.")
+        if not _device_works():
+            wanted = os.environ.get("JAX_PLATFORMS") or "usable"
+            return _refuse(f"JAX finds no {wanted} device here; unset JAX_PLATFORMS or set it to cpu.")
         raise
+
+
+def _device_works() -> bool:
+    import jax
+
+    try:
+        return bool(jax.devices())
+    except (RuntimeError, AssertionError):  # which of the two depends on whether a GPU plugin is installed
+        return False
 
 
 def _usage(error: Any) -> str:

@@ -140,18 +140,14 @@ def _judge(values: Any, low: float, high: float, text: str, stat: Stat, over: Ov
     arrays = [_replicas_first(item, over) for item in (values if several else (values,))]
     n = len(arrays[0])
     if any(len(array) != n for array in arrays):
-        raise InputError(
-            f"arrays of {', '.join(str(len(a)) for a in arrays)} replicas cannot be resampled together."
-        )
+        raise InputError(f"arrays of {', '.join(str(len(a)) for a in arrays)} replicas cannot be resampled together.")
     if n == 0:
         return Verdict("undecided", None, text, n=0, detail="there are no replicas")
     function = stat if callable(stat) else STATS[check_choice("statistic", stat, STATS)]
     measured = float(function(*arrays))
     verdict = Verdict("undecided", measured, text, None, n)
     if math.isnan(measured):
-        missing = sum(
-            int(np.isnan(a).any(axis=tuple(range(1, a.ndim))).sum()) for a in arrays if a.dtype.kind == "f"
-        )
+        missing = sum(int(np.isnan(a).any(axis=tuple(range(1, a.ndim))).sum()) for a in arrays if a.dtype.kind == "f")
         return replace(
             verdict, detail="the statistic is NaN" + (f" ({missing} of {n} replicas are)" if missing else "")
         )
@@ -160,9 +156,7 @@ def _judge(values: Any, low: float, high: float, text: str, stat: Stat, over: Ov
     if callable(stat):
         draws = statistics.bootstrap(arrays, stat)
     else:
-        draws = statistics.bootstrap(
-            [arrays[0].reshape(n, -1)], lambda a: function(a, axis=(1, 2)), batched=True
-        )
+        draws = statistics.bootstrap([arrays[0].reshape(n, -1)], lambda a: function(a, axis=(1, 2)), batched=True)
     undefined = float(np.isnan(draws).mean())
     if undefined > 0.05:
         return replace(verdict, detail=f"the statistic is undefined in {undefined:.0%} of the resamples")
@@ -191,9 +185,7 @@ def _replicas_first(values: Any, over: Over) -> np.ndarray:
     """The values as an array with the replica axis (or the axes named in `over`, flattened) first."""
     if hasattr(values, "dims"):
         if over is None and values.ndim > 1:
-            raise InputError(
-                f"values over {', '.join(values.dims)} need over= to say which of them are replicas."
-            )
+            raise InputError(f"values over {', '.join(values.dims)} need over= to say which of them are replicas.")
         names = values.dims if over is None else (over,) if isinstance(over, str) else over
         for name in names:
             check_choice("dimension", name, values.dims)
@@ -206,9 +198,7 @@ def _replicas_first(values: Any, over: Over) -> np.ndarray:
 def _flags(booleans: Any, over: Over) -> np.ndarray:
     flags = _replicas_first(booleans, over) if over is not None else np.asarray(booleans)
     if over is not None and flags.ndim > 1:
-        raise InputError(
-            "a share over some dimensions needs the others reduced first (or one part each in all_of)."
-        )
+        raise InputError("a share over some dimensions needs the others reduced first (or one part each in all_of).")
     if flags.dtype.kind != "b" and not np.isin(flags, (0, 1)).all():
         raise InputError("a share is counted over values that are true or false.")
     return flags.astype(bool).ravel()

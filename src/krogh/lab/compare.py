@@ -69,9 +69,7 @@ def _medians(draws: np.ndarray) -> np.ndarray:
 
 
 def _common(first: Result, second: Result) -> list[str]:
-    numeric = [
-        {str(n) for n, v in r.dataset.data_vars.items() if v.dtype.kind in "fiub"} for r in (first, second)
-    ]
+    numeric = [{str(n) for n, v in r.dataset.data_vars.items() if v.dtype.kind in "fiub"} for r in (first, second)]
     return [str(name) for name in first.dataset.data_vars if name in numeric[0] & numeric[1]]
 
 

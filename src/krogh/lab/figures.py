@@ -87,9 +87,7 @@ def curve_with_spread(
     """The median over replicas against x, with the band between two quantiles; censored values may be inf."""
     names = [name for name in ((over,) if isinstance(over, str) else over) if name in values.dims]
     table = np.asarray(values.transpose(x, *names)).astype(float).reshape(values.sizes[x], -1)
-    low, middle, high = (
-        np.nanquantile(table, q, axis=1, method="inverted_cdf") for q in (band[0], 0.5, band[1])
-    )
+    low, middle, high = (np.nanquantile(table, q, axis=1, method="inverted_cdf") for q in (band[0], 0.5, band[1]))
     (drawn,) = ax.plot(values[x], middle, label=label, **line)
     if table.shape[1] > 1:
         ax.fill_between(values[x], low, high, color=drawn.get_color(), alpha=0.2, linewidth=0)
@@ -98,9 +96,7 @@ def curve_with_spread(
 
 def theory(ax: Axes, x: Any, y: Any, label: str | None = "theory") -> Any:
     """What is predicted: black and dashed, over everything else."""
-    return ax.plot(
-        np.asarray(x), np.asarray(y), color="black", linestyle="--", linewidth=1, label=label, zorder=5
-    )[0]
+    return ax.plot(np.asarray(x), np.asarray(y), color="black", linestyle="--", linewidth=1, label=label, zorder=5)[0]
 
 
 def reported(ax: Axes, value: float, label: str | None = "reported", axis: str = "y") -> Any:

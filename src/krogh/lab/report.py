@@ -30,9 +30,7 @@ def build(found: Iterable[System], store: Store, folder: Path, tell: Callable[[s
                     continue
                 results[experiment.id] = preset, result
                 judged = (
-                    judge(experiment, claim, preset, result)
-                    for claim in experiment.claims
-                    if preset in claim.presets
+                    judge(experiment, claim, preset, result) for claim in experiment.claims if preset in claim.presets
                 )
                 rows |= {_identity(row): row for row in judged}
         _write(folder / f"{system.slug}.html", _system_page(system, results, list(rows.values()), folder))
@@ -100,9 +98,7 @@ def _index_page(entries: list[tuple[System, list[ledger.Row]]]) -> str:
     return _page("Krogh", intro + _table(head, table))
 
 
-def _system_page(
-    system: System, results: dict[str, tuple[str, Result]], rows: list[ledger.Row], folder: Path
-) -> str:
+def _system_page(system: System, results: dict[str, tuple[str, Result]], rows: list[ledger.Row], folder: Path) -> str:
     body = (
         f'<p class="soft"><a href="index.html">Krogh</a> · system {system.number}</p>'
         f"<h1>{escape(system.title)}</h1>"
@@ -141,16 +137,12 @@ def _experiment_section(
     return text + (_table(head, table, numbers=(4, 6, 7)) if table else "") + "</section>"
 
 
-def _figure(
-    experiment: Experiment, plot: Callable[..., Any], number: int, result: Result, folder: Path
-) -> str:
+def _figure(experiment: Experiment, plot: Callable[..., Any], number: int, result: Result, folder: Path) -> str:
     stem = folder / "figures" / f"{experiment.system.slug}_{experiment.id}_{number}"
     try:
         png, pdf = figures.save(figures.draw(plot, result.dataset), stem)
     except Exception as error:
-        return (
-            f'<p class="soft">The figure could not be drawn: {escape(f"{type(error).__name__}: {error}")}</p>'
-        )
+        return f'<p class="soft">The figure could not be drawn: {escape(f"{type(error).__name__}: {error}")}</p>'
     name = escape(f"{experiment.title}, figure {number}")
     return f'<figure><a href="figures/{pdf.name}"><img src="figures/{png.name}" alt="{name}"></a></figure>'
 
@@ -162,18 +154,24 @@ def _claim_lines(claim: Claim, rows: list[ledger.Row]) -> list[list[str]]:
     statement += f'<br><span class="soft">Finding: {escape(claim.finding)}</span>' if claim.finding else ""
     mine = [row for row in rows if row["claim"] == claim.id]
     if not mine:
-        return [
-            [escape(claim.id), statement, escape(", ".join(claim.presets)), _badge("not yet"), "", "", "", ""]
-        ]
+        return [[escape(claim.id), statement, escape(", ".join(claim.presets)), _badge("not yet"), "", "", "", ""]]
     lines = []
     for row in sorted(mine, key=lambda row: (SHOWN.index(row["preset"]), row["device_kind"])):
         badge = _badge(row["verdict"], row["verdict"] + (" (stand-in)" if row.get("stand_in") else ""))
         badge += f'<br><span class="soft">{escape(row["detail"])}</span>' if row.get("detail") else ""
+        badge += _parts(row.get("parts") or {})
         where = escape(f"{row['preset']}, {row['device_kind']}")
         numbers = [number(row["measured"]), escape(row["bound"]), span(row["interval"]), str(row["n"])]
         first = not lines
         lines.append([escape(claim.id) if first else "", statement if first else "", where, badge, *numbers])
     return lines
+
+
+def _parts(parts: dict[str, ledger.Row]) -> str:
+    if not parts:
+        return ""
+    told = [f"{name}: {part['verdict']}, {number(part['measured'])} ({part['bound']})" for name, part in parts.items()]
+    return f"<details><summary>parts</summary>{'<br>'.join(map(escape, told))}</details>"
 
 
 def _badge(outcome: str, text: str | None = None) -> str:

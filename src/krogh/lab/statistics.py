@@ -75,17 +75,18 @@ def icc(values: ArrayLike) -> float:
 def ks_geometric(times: ArrayLike, spacing: float = 1.0) -> tuple[float, float]:
     """Kolmogorov–Smirnov distance and p-value of times against the geometric law of equal median m.
 
-    F(t) = 1 - 2^(-t/m), compared at the multiples of `spacing` at which success was checked; censored times
-    count in n and are compared nowhere.
+    F(t) = 1 - (1 - F_n(m))^(t/m), which is 1 - 2^(-t/m) without ties, compared at the multiples of `spacing` at
+    which success was checked; censored times count in n and are compared nowhere.
     """
     from scipy.stats import kstwo
 
     sample = np.sort(np.asarray(times, float).ravel())
-    n, median = len(sample), float(np.median(sample))
+    n, median = len(sample), float(percentile(sample, 50))
     if not math.isfinite(median):
         return math.nan, math.nan
     seen = np.unique(sample[np.isfinite(sample)])
     upto, before = np.searchsorted(sample, seen, "right") / n, np.searchsorted(sample, seen, "left") / n
-    law = 1 - 2 ** (-seen / median), 1 - 2 ** (-np.maximum(seen - spacing, 0) / median)
-    distance = float(max(np.abs(upto - law[0]).max(), np.abs(before - law[1]).max()))
+    beyond = 1 - np.searchsorted(sample, median, "right") / n
+    law, law_before = 1 - beyond ** (seen / median), 1 - beyond ** (np.maximum(seen - spacing, 0) / median)
+    distance = float(max(np.abs(upto - law).max(), np.abs(before - law_before).max()))
     return distance, float(kstwo.sf(distance, n))

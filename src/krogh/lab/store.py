@@ -15,6 +15,7 @@ import dataclasses
 import errno
 import fcntl
 import hashlib
+import io
 import json
 import os
 import shutil
@@ -71,9 +72,7 @@ def address(experiment: Experiment, settings: Any) -> str:
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def command(
-    experiment: Experiment, preset: str, changes: Sequence[str] = (), seeds: int | None = None
-) -> str:
+def command(experiment: Experiment, preset: str, changes: Sequence[str] = (), seeds: int | None = None) -> str:
     """The command line that makes a result."""
     options = [f"--set {change}" for change in changes] + ([f"--seeds {seeds}"] if seeds is not None else [])
     return " ".join([f"krogh run {experiment.name} --preset {preset}", *options])
@@ -187,9 +186,10 @@ class Store:
         return dataset
 
     def _write(self, path: Path, dataset: xr.Dataset, manifest: dict[str, Any]) -> None:
+        content = netcdf(storable(dataset, manifest))
+        manifest = manifest | {"sha256": hashlib.sha256(content).hexdigest()}
         with whole(path) as temporary:
-            storable(dataset, manifest).to_netcdf(temporary, engine="h5netcdf")
-            manifest = manifest | {"sha256": checksum(temporary)}
+            temporary.write_bytes(content)
             # a kill between the two renames leaves a manifest alone, which counts as nothing
             path.unlink(missing_ok=True)
             with whole(path.with_suffix(".json")) as text:
@@ -276,6 +276,17 @@ def whole(path: Path) -> Iterator[Path]:
 def checksum(path: Path) -> str:
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def netcdf(dataset: xr.Dataset) -> memoryview:
+    """The dataset as the bytes of a NetCDF file; in memory, because HDF5 does not survive a full disk."""
+    import h5netcdf
+    from xarray.backends import H5NetCDFStore
+
+    buffer = io.BytesIO()
+    with h5netcdf.File(buffer, "w") as file:
+        dataset.dump_to_store(H5NetCDFStore(file))
+    return buffer.getbuffer()
 
 
 def storable(dataset: xr.Dataset, manifest: dict[str, Any]) -> xr.Dataset:

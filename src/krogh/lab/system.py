@@ -69,9 +69,7 @@ class Experiment:
         """The preset's settings (else those of `quick`), with `key=value` changes and a number of seeds."""
         check_choice("preset", preset, PRESETS)
         if preset not in self.available:
-            raise InputError(
-                f"{self.name} has no preset {preset!r}; it can be {' or '.join(self.available)}."
-            )
+            raise InputError(f"{self.name} has no preset {preset!r}; it can be {' or '.join(self.available)}.")
         settings = self.presets[preset if preset in self.presets else "quick"]
         return change(settings, changes, seeds, self.name)
 
@@ -132,18 +130,14 @@ class System:
 
     @property
     def claims(self) -> list[tuple[Experiment, Claim]]:
-        return [
-            (experiment, claim) for experiment in self.experiments.values() for claim in experiment.claims
-        ]
+        return [(experiment, claim) for experiment in self.experiments.values() for claim in experiment.claims]
 
 
 def systems() -> dict[str, System]:
     """Every package under krogh.systems that exposes `system`, by slug, in the order of their numbers."""
     package = importlib.import_module("krogh.systems")
     modules = [
-        importlib.import_module(f"krogh.systems.{m.name}")
-        for m in pkgutil.iter_modules(package.__path__)
-        if m.ispkg
+        importlib.import_module(f"krogh.systems.{m.name}") for m in pkgutil.iter_modules(package.__path__) if m.ispkg
     ]
     found = [module.system for module in modules if isinstance(getattr(module, "system", None), System)]
     return {system.slug: system for system in sorted(found, key=lambda s: (s.number, s.slug))}

@@ -83,6 +83,10 @@ class OfDegree:
     def __call__(self, task: Task) -> Activation:
         return self.family(task.k)  # type: ignore[attr-defined]
 
+    # Checkpoints are named by this text; a cached family would only show an address.
+    def __repr__(self) -> str:
+        return f"OfDegree({self.family.__name__})"
+
 
 ACTIVATIONS: dict[str, Activation] = {
     "relu": jax.nn.relu,

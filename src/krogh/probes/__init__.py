@@ -2,10 +2,13 @@
 
 from krogh.probes.basic import accuracy, hinge_error, parameter_norm, probe, train_accuracy
 from krogh.probes.features import coordinate_movement, relevant_on_top, weight_movement, weights
+from krogh.probes.fourier import fourier_gap, fourier_gap_exact
 
 __all__ = [
     "accuracy",
     "coordinate_movement",
+    "fourier_gap",
+    "fourier_gap_exact",
     "hinge_error",
     "parameter_norm",
     "probe",

@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import jax.random as jr
 from jaxtyping import Array, Float, Key
 
-from krogh.errors import InputError
 from krogh.tasks.base import Batch, Task
 
 
@@ -21,6 +20,11 @@ class ClusterParity(Task):
     sigma_r: float | Array = 1.0
     dictionary: Float[Array, "d k"] | None = None
 
+    def __post_init__(self):
+        # NaN until `instance` draws it: a run's tasks keep one tree structure.
+        if self.dictionary is None:
+            self.dictionary = jnp.full((self.d, self.k), jnp.nan)
+
     @property
     def in_shape(self) -> tuple[int, ...]:
         return (self.d,)
@@ -31,7 +35,7 @@ class ClusterParity(Task):
 
     def instance(self, key: Key[Array, ""]) -> "ClusterParity":
         matrix = jnp.linalg.qr(jr.normal(key, (self.d, self.k)))[0]
-        return eqx.tree_at(lambda t: t.dictionary, self, matrix, is_leaf=lambda leaf: leaf is None)
+        return eqx.tree_at(lambda t: t.dictionary, self, matrix)
 
     @property
     def centres(self) -> Float[Array, "clusters d"]:
@@ -41,8 +45,7 @@ class ClusterParity(Task):
         return signs @ self.dictionary.T
 
     def sample(self, key: Key[Array, ""], size: int) -> Batch:
-        if self.dictionary is None:
-            raise InputError("Draw the dictionary first: task.instance(key).")
+        assert self.dictionary is not None
         sign, spread = jr.split(key)
         eps = jr.rademacher(sign, (size, self.k), float)
         noise = jnp.sqrt(self.k / self.d) * self.sigma_r * jr.normal(spread, (size, self.d))

@@ -29,6 +29,11 @@ class PatternDictionary(Task):
     coherence: float = eqx.field(static=True, default=0.0)
     dictionary: Float[Array, "d D"] | None = None
 
+    def __post_init__(self):
+        # NaN until `instance` draws it: a run's tasks keep one tree structure.
+        if self.d is not None and self.dictionary is None:
+            self.dictionary = jnp.full((self.d, self.D), jnp.nan)
+
     def __check_init__(self):
         if not 0 < self.k <= self.D:
             raise InputError(f"k must lie between 1 and D = {self.D}, not {self.k}.")
@@ -82,11 +87,9 @@ class PatternDictionary(Task):
             extra = jr.normal(perturbation, matrix.shape)
             matrix = matrix + self.coherence * extra / jnp.linalg.norm(extra, axis=0)
             matrix = matrix / jnp.linalg.norm(matrix, axis=0)
-        return eqx.tree_at(lambda t: t.dictionary, self, matrix, is_leaf=lambda leaf: leaf is None)
+        return eqx.tree_at(lambda t: t.dictionary, self, matrix)
 
     def sample(self, key: Key[Array, ""], size: int) -> Batch:
-        if self.d is not None and self.dictionary is None:
-            raise InputError("Draw the dictionary first: task.instance(key).")
         hidden, dense = jr.split(key)
         phi, y = self.patterns(hidden, size)
         x = phi - self.means
@@ -178,17 +181,22 @@ class IntervalDictionary(PatternDictionary):
 
 
 class LookupDictionary(PatternDictionary):
-    """phi~_A is one of `codes` random binary words, half of them labelled +1; background fair bits (000 A.7.3)."""
+    """phi~_A is one of `words` random binary words, the first half labelled +1; background fair bits (000 A.7.3)."""
 
     D: int = eqx.field(static=True, default=250)
     k: int = eqx.field(static=True, default=50)
     words: int = eqx.field(static=True, default=100)
     codes: Float[Array, "words k"] | None = None
 
+    def __post_init__(self):
+        super().__post_init__()
+        if self.codes is None:
+            self.codes = jnp.full((self.words, self.k), jnp.nan)
+
     def instance(self, key):
         drawn, dictionary = jr.split(key)
         codes = jr.bernoulli(drawn, 0.5, (self.words, self.k)).astype(float)
-        return eqx.tree_at(lambda t: t.codes, super().instance(dictionary), codes, is_leaf=lambda leaf: leaf is None)
+        return eqx.tree_at(lambda t: t.codes, super().instance(dictionary), codes)
 
     @property
     def means(self) -> Float[Array, " D"]:

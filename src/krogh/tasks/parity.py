@@ -33,7 +33,7 @@ def signs(words: UInt32[Array, "rows words"], size: int, n: int) -> Float[Array,
     return values.reshape(size, -1)[:, :n]
 
 
-def cube(n: int) -> Float[np.ndarray, "2**n n"]:
+def cube(n: int) -> Float[np.ndarray, "points n"]:
     """All of {±1}^n; row i has −1 where the binary digits of i are 1, lowest digit first."""
     if n > ENUMERABLE_BITS:
         raise InputError(f"n={n} is too large to enumerate; at most {ENUMERABLE_BITS} bits are allowed")

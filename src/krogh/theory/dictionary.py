@@ -100,16 +100,17 @@ def first_step(
     network: TruncatedNetwork,
     x: Float[Array, "n d"],
     y: Float[Array, " n"],
-    lr: float,
+    lr: float | Array,
     sigma_xi: float,
-    reading: str = "wipe",
+    kept: float = 0.0,
     weighted: bool = False,
 ) -> TruncatedNetwork:
-    """theta1 = theta0 - lr grad with w0 forgotten (`wipe`: lambda_w = 1/(2 lr)) or kept (`keep`) (000 eq. 2.6, A.274)."""
+    """w1 = lr (kept w0 - dL/dw), b1 = b0 - lr dL/db, a1 = a0 - lr dL/da: kept = (1 - 2 lr lambda_w)/lr is 0 where the
+    decay lambda_w = 1/(2 lr) wipes w0 exactly (000 eq. 2.6, A.274).
+    """
     grad = gradient(network, x, y, sigma_xi, class_weights(y) if weighted else None)
-    start = 0.0 if reading == "wipe" else network.weights
     return TruncatedNetwork(
-        start - lr * grad.weights, network.bias - lr * grad.bias, network.output - lr * grad.output
+        lr * (kept * network.weights - grad.weights), network.bias - lr * grad.bias, network.output - lr * grad.output
     )
 
 
@@ -118,15 +119,11 @@ def second_step(
     x: Float[Array, "n d"],
     y: Float[Array, " n"],
     sigma_xi: float,
-    reading: str = "wipe",
     weighted: bool = False,
 ) -> TruncatedNetwork:
-    """lr = 1 with w and a forgotten (lambda_w = lambda_a = 1/2), b kept; `keep` forgets neither (000 eq. A.275)."""
+    """lr = 1 and lambda_w = lambda_a = 1/2: w2 = -dL/dw, a2 = -dL/da, b2 = b1 - dL/db (000 eq. A.275)."""
     grad = gradient(network, x, y, sigma_xi, class_weights(y) if weighted else None)
-    keep = 0.0 if reading == "wipe" else 1.0
-    return TruncatedNetwork(
-        keep * network.weights - grad.weights, network.bias - grad.bias, keep * network.output - grad.output
-    )
+    return TruncatedNetwork(-grad.weights, network.bias - grad.bias, -grad.output)
 
 
 def as_float64(network: TruncatedNetwork) -> TruncatedNetwork:
@@ -144,6 +141,10 @@ class Schedule(NamedTuple):
     sigma_xi_theorem: float
     later_lr: float
     later_decay: float
+
+
+# The two readings of the first step: wiped as the theorem says, or with a remainder that fits the published cosines.
+KEPT = {"wipe": 0.0, "keep": 1 / 8}
 
 
 def schedule(k: int, m: int, gamma: float, variance: float, steps: float, p_min: float = 0.5) -> Schedule:

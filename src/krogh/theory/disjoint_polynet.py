@@ -132,7 +132,9 @@ def tail_bound(v: float, norm: float, printed: bool = False) -> float:
     return math.exp(-(v**2) / ((1 if printed else 2) * norm**2))
 
 
-def error_lower_bound(v: np.ndarray, u: Float[np.ndarray, "k m"], c: float = 0.56, printed: bool = False) -> float:
+def error_lower_bound(
+    v: np.ndarray, u: Float[np.ndarray, "k m"], c: float = 0.56, printed: bool = False
+) -> float:
     """1/2 - 1/2 prod_i (erf(|v_i|/(||u_i|| sqrt 2)) + slack_i), capped factors (003 Lemma B.9).
 
     Berry–Esseen gives slack = 2 c max|u| / ||u||, twice because P[|u.z| <= v] has two ends; printed as c max|u| / ||u||^3.
@@ -186,7 +188,10 @@ def sgd_rate(steps: int, n: int, delta: float) -> float:
     return 1 / (2 * math.sqrt(2 * steps * math.log(2 * n * steps / delta)))
 
 
-def relevant_bound(block: int, k: int, steps: int, delta: float) -> float:
-    """Lower bound on |w_i1| after T steps: 1/2 (1 + (3n'-2)^-(k-1) sqrt(T / (2 ln(2nT/delta)))) (003 Claim B.12)."""
-    grown = math.sqrt(steps / (2 * math.log(2 * k * block * steps / delta)))
-    return 0.5 * (1 + (3 * block - 2) ** -(k - 1) * grown)
+def relevant_bound(block: int, k: int, steps: int, delta: float, t: int | None = None) -> float:
+    """Lower bound on every relevant |w_i1| after t of the T steps (all of them by default; 003 Claim B.12):
+
+    1/2 (1 + (3n'-2)^-(k-1) t / sqrt(2 T ln(2nT/delta))).
+    """
+    spread = math.sqrt(2 * steps * math.log(2 * k * block * steps / delta))
+    return 0.5 * (1 + (3 * block - 2) ** -(k - 1) * (steps if t is None else t) / spread)

@@ -48,7 +48,9 @@ def sign_neuron_gradient(
     n = w.shape[-1]
     # w_j^2 = 1, so that chi_{[k] minus j}(w) = chi_{[k] plus j}(w) = chi_[k](w) w_j
     chi = character(w, range(k))
-    xi = np.where(np.arange(n) < k, majority.coefficient(n, k - 1), majority.coefficient(n, k + 1) if k < n else 0.0)
+    xi = np.where(
+        np.arange(n) < k, majority.coefficient(n, k - 1), majority.coefficient(n, k + 1) if k < n else 0.0
+    )
     return -0.5 * u[:, None] * xi * chi[:, None] * w, -0.5 * u * majority.coefficient(n, k) * chi
 
 

@@ -3,8 +3,9 @@
 from krogh.train.checkpoint import workspace
 from krogh.train.learners import SGD, Adam, Learner, SignDescent, Stage
 from krogh.train.losses import correlation, cross_entropy, hinge, logistic, square
+from krogh.train.spec import Spec
 from krogh.train.success import Reach, log_spaced
-from krogh.train.sweep import Run, Spec, sweep, train
+from krogh.train.sweep import Run, spec, sweep, train
 
 __all__ = [
     "SGD",
@@ -20,6 +21,7 @@ __all__ = [
     "hinge",
     "log_spaced",
     "logistic",
+    "spec",
     "square",
     "sweep",
     "train",

@@ -99,6 +99,7 @@ class Journal:
     """Everything a batch of replicas has to show so far; saved as it is.
 
     stage, chunk   where to go on; chunk 0 means that the stage has not been entered
+    replicas       the `Replica`s in the slots; a list of their leaves when saved
     rows           which replica each slot of the compiled program holds; −1 fills up to the device count
     alive          number of records each replica was still running for
     """
@@ -128,6 +129,7 @@ class Ensemble:
         self.columns = {0: 0} | {step: i + 1 for i, step in enumerate(self.spec.records)}
         self.key = group_key(self.spec)
         self.structures: list[Any] = []
+        self.replica_structures: list[Any] = []
         self.programs = self._trace()
 
     def _trace(self) -> list[Program]:
@@ -148,6 +150,7 @@ class Ensemble:
             replica = jax.eval_shape(enter, replica)
             programs.append(Program(self.group.static, stage, found[0], own, unroll))
             self.structures.append(jax.tree.structure(replica.network))
+            self.replica_structures.append(jax.tree.structure(replica))
             net_static = found[0]
         return programs
 
@@ -175,7 +178,7 @@ class Ensemble:
         """`function(replicas, *rest) -> replicas, outputs` compiled for these shapes, split over the devices."""
         slots = arguments[0].status.shape[0]
         mesh = self._mesh(slots)
-        key = (name, self.key, slots, mesh, jax.config.jax_enable_x64, extra)  # type: ignore[attr-defined]
+        key = (name, self.key, slots, mesh, jnp.zeros(()).dtype, extra)
         if key not in _programs:
             across = PartitionSpec("replica")
             out = PartitionSpec(None, "replica") if records else across
@@ -212,6 +215,8 @@ class Ensemble:
             fate = np.zeros(size, np.int32), np.full(size, np.inf), np.full(size, 1)
             journal = Journal(self._pad(np.arange(size)), *fate)
             journal.replicas = jax.tree.map(lambda a: a[np.maximum(journal.rows, 0)], self._blank())
+        elif journal.replicas is not None:
+            journal.replicas = jax.tree.unflatten(self.replica_structures[journal.stage], journal.replicas)
         with jax.default_matmul_precision(self.spec.precision):
             begin = 0
             for index, stage in enumerate(self.spec.stages):
@@ -237,8 +242,10 @@ class Ensemble:
         shared = self._shared(slots)
         program = self.programs[index]
         if index != journal.stage or journal.chunk == 0:
-            entering = program if index == 0 else Program(
-                program.static, index, self.programs[index - 1].net_static, program.own, program.unroll
+            entering = (
+                program
+                if index == 0
+                else Program(program.static, index, self.programs[index - 1].net_static, program.own, program.unroll)
             )
 
             def enter(replicas, shared):
@@ -297,7 +304,7 @@ class Ensemble:
                 blank = np.nan if np.issubdtype(values.dtype, np.inexact) else 0
                 shape = (self.group.size, len(self.columns), *values.shape[2:])
                 journal.records[name] = np.full(shape, blank, values.dtype)
-            journal.records[name][np.ix_(rows, columns)] = values
+            journal.records[name][rows[:, None], np.asarray(columns)] = values
 
     def _record_start(self, journal: Journal, shared: Any) -> None:
         program = self.programs[0]
@@ -386,7 +393,8 @@ def run_group(group: Group, replicas_at_once: int | None, label: str) -> Result:
 
         def save(journal: Journal, done: bool = False, at_once: int = at_once) -> None:
             if done or checkpoint.due():
-                unfinished = None if done else replace(journal, replicas=jax.device_get(journal.replicas))
+                leaves = jax.device_get(jax.tree.leaves(journal.replicas))
+                unfinished = None if done else replace(journal, replicas=leaves)
                 checkpoint.save({"batches": batches, "at_once": at_once, "journal": unfinished})
 
         try:
@@ -420,8 +428,6 @@ def _joined(group: Group, batches: list[Journal], meter: Meter) -> Result:
         reached=np.concatenate([b.reached for b in batches]),
         alive=np.concatenate([b.alive for b in batches]),
         networks=network([b.networks or [] for b in batches], group.spec.steps) if group.spec.networks else None,
-        snapshots={
-            step: network([b.snapshots[step] for b in batches], step) for step in batches[0].snapshots
-        },
+        snapshots={step: network([b.snapshots[step] for b in batches], step) for step in batches[0].snapshots},
         worked=sum(b.worked for b in batches),
     )

@@ -94,12 +94,12 @@ class Learner(eqx.Module):
             return value, eqx.partition(updated, trains)[1]
 
         (value, fixed), gradient = jax.value_and_grad(objective, has_aux=True)(free)
-        if self.truncate is not None:
-            gradient = jax.tree.map(lambda g: jnp.where(jnp.abs(g) <= self.truncate, 0.0, g), gradient)
-        if self.noise is not None:
+        if (least := self.truncate) is not None:
+            gradient = jax.tree.map(lambda g: jnp.where(jnp.abs(g) <= least, 0.0, g), gradient)
+        if (noise := self.noise) is not None:
             keys = jax.random.split(jax.random.fold_in(key, 1), len(jax.tree.leaves(gradient)))
             keys = jax.tree.unflatten(jax.tree.structure(gradient), list(keys))
-            gradient = jax.tree.map(lambda g, k: g + self.noise * jax.random.normal(k, g.shape), gradient, keys)
+            gradient = jax.tree.map(lambda g, k: g + noise * jax.random.normal(k, g.shape), gradient, keys)
         decay = None if self.weight_decay is None else per_field("weight_decay", self.weight_decay, free)
         rate = per_field("lr", self.lr, free)
         if self.schedule is not None:
@@ -174,7 +174,8 @@ class Stage(eqx.Module):
                     f"trains names {name!r}, but the network's fields are {', '.join(fields)}{nearest(name, fields)}"
                 )
         return jax.tree_util.tree_map_with_path(
-            lambda path, leaf: leaf and path[0].name in self.trains, tree  # type: ignore[operator]
+            lambda path, leaf: leaf and path[0].name in self.trains,
+            tree,  # type: ignore[operator]
         )
 
 
@@ -189,7 +190,9 @@ def per_field(name: str, value: Rate, tree: Any) -> Any:
     fields = field_names(tree)
     for key in value:
         if key not in fields:
-            raise InputError(f"{name} names the field {key!r}; the network has {', '.join(fields)}{nearest(key, fields)}")
+            raise InputError(
+                f"{name} names the field {key!r}; the network has {', '.join(fields)}{nearest(key, fields)}"
+            )
 
     def pick(path, _):
         if path[0].name not in value:

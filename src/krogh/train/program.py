@@ -22,26 +22,28 @@ RUNNING, REACHED, DIVERGED = range(3)
 # Steps whose randomness is drawn at once; more only costs memory.
 BLOCK = 64
 
+# Candidates looked at together when success is confirmed, on accelerators and on CPUs.
+CONFIRMED_AT_ONCE = 256, 4
+
 
 def stream(seed: Array, name: int) -> Array:
     """One of a seed's independent random streams."""
     return jax.random.fold_in(jax.random.key(seed), name)
 
 
-
 class Replica(eqx.Module):
     """What one replica carries: its numbers, seeds, own data, network, optimizer memory and fate."""
 
     numbers: Any
-    init_seed: Array
-    data_seed: Array
+    init_seed: Any
+    data_seed: Any
     world: Any
     network: Any
     memory: Any
     start: Any
-    status: Array
-    reached: Array
-    streak: Array
+    status: Any
+    reached: Any
+    streak: Any
 
 
 @dataclass(frozen=True)
@@ -91,7 +93,7 @@ class Program:
         samples = here.learner.samples
         sample = task.sample(stream(replica.data_seed, DATA), samples) if isinstance(samples, int) else None
         if self.stage == 0:
-            build = getattr(spec.network, "build", spec.network)
+            build: Any = getattr(spec.network, "build", spec.network)
             network = build(task, stream(replica.init_seed, INIT))
         else:
             network = eqx.combine(replica.network, self.net_static)
@@ -175,11 +177,11 @@ class Program:
 
         if learner.order == "replacement":
 
-            def body(i, carry):
+            def independent(i, carry):
                 rows = jax.random.randint(jax.random.fold_in(key, t + i), (batch,), 0, size)
                 return step(carry, t + i, take(rows))
 
-            return _loop(body, carry, length)
+            return _loop(independent, carry, length)
         per_epoch = size // batch
 
         def shuffled(s):
@@ -225,6 +227,20 @@ class Program:
         batch = task.sample(stream(replica.data_seed, CONFIRM), until.confirm)  # type: ignore[arg-type]
         return accuracy(eqx.combine(replica.network, self.net_static), batch) >= until.level
 
+    def confirmations(self, replicas: Replica, shared: Any, candidates: Array, until: Reach) -> Array:
+        """Which candidates are confirmed; a few at a time, because the rest must not pay for the fresh examples."""
+        at_once = min(len(candidates), CONFIRMED_AT_ONCE[jax.default_backend() == "cpu"])
+
+        def look(state):
+            pending, confirmed = state
+            rows = jnp.nonzero(pending, size=at_once, fill_value=0)[0]
+            some = jax.tree.map(lambda a: a[rows], replicas)
+            good = jax.vmap(lambda r: self.confirmed(r, shared, until))(some) & pending[rows]
+            return pending.at[rows].set(False), confirmed | jnp.zeros_like(confirmed).at[rows].set(good)
+
+        start = candidates, jnp.zeros_like(candidates)
+        return lax.while_loop(lambda state: jnp.any(state[0]), look, start)[1]
+
     def judge(self, replicas: Replica, shared: Any, out: dict[str, Array], t: Array) -> Replica:
         """Update who has reached the goal; `replicas` carry their replica axis here."""
         until = self.static.until
@@ -235,11 +251,10 @@ class Program:
         streak = jnp.where(met, replicas.streak + 1, 0)
         passed = (streak >= until.consecutive) & (replicas.status == RUNNING)
         if until.confirm is not None:
-            passed &= lax.cond(
-                jnp.any(passed),
-                lambda: jax.vmap(lambda r: self.confirmed(r, shared, until))(replicas),
-                lambda: jnp.zeros_like(passed),
-            )
+            confirmed = self.confirmations(replicas, shared, passed, until)
+            # A candidate that was refused begins anew, so that its time is that of the confirmed streak.
+            streak = jnp.where(passed & ~confirmed, 0, streak)
+            passed = confirmed
         # Records before this one may be unevenly spaced; the time of the streak's first one is kept.
         began = jnp.where(met & (replicas.streak == 0), t, replicas.reached)
         return eqx.tree_at(
@@ -313,5 +328,3 @@ def stage_task(spec: Spec, stage: int) -> Task:
 
 def validation_batch(task: Task, size: int | str, seed: Array) -> Batch:
     return task.enumerate() if size == "all" else task.sample(stream(seed, VALIDATION), size)  # type: ignore[arg-type]
-
-

@@ -23,7 +23,7 @@ class Spec(eqx.Module):
     """All that determines a run; numbers in it may differ between replicas."""
 
     task: Task
-    network: Architecture
+    network: Architecture | Callable
     stages: tuple[Stage, ...]
     seeds: tuple[int, ...] = eqx.field(static=True)
     probes: tuple[Callable, ...] = eqx.field(static=True)
@@ -59,9 +59,12 @@ def probe_inputs(probe: Callable) -> tuple[str, ...]:
     return tuple(wanted)
 
 
+def _array(leaf: Any) -> bool:
+    return isinstance(leaf, jax.Array | np.ndarray)
+
 
 def _number(leaf: Any) -> bool:
-    return isinstance(leaf, float) or (eqx.is_inexact_array(leaf) and np.ndim(leaf) == 0)
+    return isinstance(leaf, float) or (_array(leaf) and leaf.ndim == 0 and jnp.issubdtype(leaf.dtype, jnp.inexact))
 
 
 @dataclass(frozen=True)
@@ -81,7 +84,7 @@ class Group:
     @property
     def spec(self) -> Spec:
         """The first replica's spec: every static field is the group's."""
-        return eqx.combine(jax.tree.map(lambda a: a[0], self.numbers), self.shared, self.static)
+        return eqx.combine(jax.tree.map(lambda a: np.asarray(a[0]), self.numbers), self.shared, self.static)
 
     def part(self, rows: slice) -> "Group":
         return Group(
@@ -95,17 +98,15 @@ class Group:
 
 def group_key(spec: Spec) -> tuple:
     """Equal for specs that one program can serve."""
-    rest, _ = eqx.partition(spec, lambda leaf: not (_number(leaf) or eqx.is_array(leaf)))
-    shapes = tuple(
-        (a.shape, str(a.dtype)) for a in jax.tree.leaves(eqx.filter(spec, eqx.is_array)) if not _number(a)
-    )
+    rest, _ = eqx.partition(spec, lambda leaf: not (_number(leaf) or _array(leaf)))
+    shapes = tuple((a.shape, str(a.dtype)) for a in jax.tree.leaves(eqx.filter(spec, _array)) if not _number(a))
     leaves, treedef = jax.tree.flatten(rest)
-    return treedef, tuple(leaves), shapes
+    return jax.tree.structure(spec), treedef, tuple(leaves), shapes
 
 
 def make_group(specs: Sequence[Spec], init_seed: np.ndarray, data_seed: np.ndarray) -> Group:
     """One group from specs that differ in numbers or in arrays of equal shape."""
-    numeric = [eqx.filter(spec, lambda leaf: _number(leaf) or eqx.is_array(leaf)) for spec in specs]
+    numeric = [eqx.filter(spec, lambda leaf: _number(leaf) or _array(leaf)) for spec in specs]
     columns = zip(*(jax.tree.leaves(tree) for tree in numeric), strict=True)
     treedef = jax.tree.structure(numeric[0])
     dtype = jnp.zeros(()).dtype
@@ -121,7 +122,7 @@ def make_group(specs: Sequence[Spec], init_seed: np.ndarray, data_seed: np.ndarr
         else:
             shared.append(None)
             numbers.append(np.stack([np.asarray(value) for value in column]))
-    static = eqx.filter(specs[0], lambda leaf: not (_number(leaf) or eqx.is_array(leaf)))
+    static = eqx.filter(specs[0], lambda leaf: not (_number(leaf) or _array(leaf)))
     return Group(
         static,
         jax.tree.unflatten(treedef, shared),
@@ -131,19 +132,18 @@ def make_group(specs: Sequence[Spec], init_seed: np.ndarray, data_seed: np.ndarr
     )
 
 
-
 def fingerprint(group: Group) -> str:
     """Names a group's checkpoint: equal for equal specs and seeds on an equal set of devices."""
 
     def describe(leaf: Any) -> str:
-        if eqx.is_array(leaf) or isinstance(leaf, np.ndarray):
+        if _array(leaf):
             value = np.asarray(leaf)
             return f"{value.dtype}{value.shape}{hashlib.sha256(value.tobytes()).hexdigest()}"
         return getattr(leaf, "__qualname__", None) or repr(leaf)
 
     leaves = jax.tree.leaves((group.static, group.shared, group.numbers, group.init_seed, group.data_seed))
     structure = str(jax.tree.structure(group.static))
-    platform = f"{jax.__version__} {[d.device_kind for d in jax.local_devices()]} {jax.config.jax_enable_x64}"
+    platform = f"{jax.__version__} {[d.device_kind for d in jax.local_devices()]} {jnp.zeros(()).dtype}"
     text = "\n".join([platform, _without_addresses(structure), *map(describe, leaves)])
     return hashlib.sha256(text.encode()).hexdigest()[:20]
 

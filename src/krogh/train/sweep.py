@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import math
+import operator
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -72,11 +73,28 @@ class Run:
                     kept = "none were kept" if step is None else f"snapshots: {_listed(result.snapshots)}"
                     raise InputError(f"no networks at that step; {kept}")
                 row = int(np.flatnonzero(rows == flat)[0])
-                return jax.tree.map(lambda a: a[row] if eqx.is_array(a) else a, tree)
+                arrays, rest = eqx.partition(tree, lambda leaf: isinstance(leaf, np.ndarray))
+                return eqx.combine(jax.tree.map(operator.itemgetter(row), arrays), rest)
         raise AssertionError("every replica belongs to a group")
 
 
 def train(
+    task: Task,
+    network: Architecture | Callable,
+    learner: Learner | Stage | Sequence[Stage],
+    steps: int | None = None,
+    *,
+    replicas_at_once: int | None = None,
+    **settings: Any,
+) -> Run:
+    """Train one replica per seed, all in one compiled program; the settings are those of `spec`.
+
+    replicas_at_once   how many share the program; by default as many as memory allows
+    """
+    return sweep(spec(task, network, learner, steps, **settings), replicas_at_once=replicas_at_once)
+
+
+def spec(
     task: Task,
     network: Architecture | Callable,
     learner: Learner | Stage | Sequence[Stage],
@@ -91,11 +109,11 @@ def train(
     snapshots: Sequence[int] = (),
     precision: str = "highest",
     networks: bool = True,
-    replicas_at_once: int | None = None,
-) -> Run:
-    """Train one replica per seed, all in one compiled program.
+) -> Spec:
+    """A run described but not started: what `sweep` varies.
 
     learner     a learner with `steps`, or stages that bring their own
+    seeds       how many replicas, or their seeds
     probes      measurements taken at step 0 and at every record
     every       steps between records (default: a hundredth of the run); or `record`, the steps themselves
     until       success: a replica that reaches it stops
@@ -104,15 +122,6 @@ def train(
     precision   of matrix products; anything but "highest" trades exactness for speed
     networks    False drops the trained networks, for ensembles too large to keep
     """
-    spec = make_spec(
-        task, network, learner, steps, seeds, probes, every, record, until, validation, snapshots, precision, networks
-    )
-    return sweep(spec, replicas_at_once=replicas_at_once)
-
-
-def make_spec(
-    task, network, learner, steps, seeds, probes, every, record, until, validation, snapshots, precision, networks
-) -> Spec:
     if not isinstance(task, Task):
         raise InputError(f"task must be a Task such as tasks.SparseParity(n=50, k=3), got {task!r}")
     if not callable(getattr(network, "build", network)):
@@ -128,10 +137,10 @@ def make_spec(
         if steps is not None:
             raise InputError("stages bring their own steps; leave steps out")
     total = sum(stage.steps for stage in stages)
-    seeds = tuple(range(seeds)) if isinstance(seeds, int) else tuple(int(s) for s in seeds)
-    if not seeds or min(seeds) < 0 or max(seeds) >= 2**32:
+    chosen = tuple(range(seeds)) if isinstance(seeds, int) else tuple(int(s) for s in seeds)
+    if not chosen or min(chosen) < 0 or max(chosen) >= 2**32:
         raise InputError("seeds must be a positive count, or a sequence of whole numbers from 0 to 2^32 - 1")
-    if len(set(seeds)) != len(seeds):
+    if len(set(chosen)) != len(chosen):
         raise InputError("seeds must differ from each other")
     probes = (probes,) if callable(probes) else tuple(probes)
     for probe in probes:
@@ -145,7 +154,8 @@ def make_spec(
     else:
         if every is not None and (not isinstance(every, int) or every < 1):
             raise InputError(f"every must be a whole number of at least 1, got {every!r}")
-        marks = range(every or max(1, total // 100), total + 1, every or max(1, total // 100))
+        gap = every or max(1, total // 100)
+        marks = range(gap, total + 1, gap)
     cuts = _steps("snapshots", snapshots, total)
     records = tuple(sorted({*marks, *ends, *cuts} - {0}))
     if validation != "all" and not (isinstance(validation, int) and validation >= 1):
@@ -160,9 +170,7 @@ def make_spec(
             f"until looks at {until.record!r}, which no probe records; probes: {', '.join(offered) or 'none'}"
             f"{nearest(until.record, offered)}"
         )
-    return Spec(
-        task, network, stages, seeds, probes, records, until, validation, tuple(cuts), precision, networks
-    )
+    return Spec(task, network, stages, chosen, probes, records, until, validation, tuple(cuts), precision, networks)
 
 
 def sweep(spec: Spec, *, replicas_at_once: int | None = None, **axes: Iterable) -> Run:
@@ -180,31 +188,28 @@ def sweep(spec: Spec, *, replicas_at_once: int | None = None, **axes: Iterable) 
         if not axis:
             raise InputError(f"the sweep axis {name} has no values")
     paths = {name: _find(spec, name) for name in values if name not in STREAMS}
+    variants = {}
+    for indices in itertools.product(*(range(len(values[name])) for name in paths)):
+        varied = spec
+        for name, i in zip(paths, indices, strict=True):
+            varied = _replaced(varied, paths[name], values[name][i])
+        variants[indices] = varied
+    keys = {indices: group_key(varied) for indices, varied in variants.items()}
     if not any(name in values for name in STREAMS):
         values["seed"] = spec.seeds
-    points = list(itertools.product(*values.values()))
-    grouped: dict[Any, list[int]] = {}
-    specs: list[Spec] = []
-    variants: dict[tuple, Spec] = {}
-    for i, point in enumerate(points):
-        setting = dict(zip(values, point, strict=True))
-        knobs = tuple(i for i, name in enumerate(values) if name in paths)
-        chosen = tuple(_index(values, name, setting[name]) for name in paths)
-        if chosen not in variants:
-            varied = spec
-            for name, path in paths.items():
-                varied = _replaced(varied, path, setting[name])
-            variants[chosen] = varied
-        specs.append(variants[chosen])
-        grouped.setdefault(group_key(variants[chosen]), []).append(i)
-        del knobs
+    groups: dict[Any, list[tuple[int, ...]]] = {}
+    names = list(values)
+    for point in itertools.product(*(range(len(axis)) for axis in values.values())):
+        groups.setdefault(keys[_knobs(point, names, paths)], []).append(point)
     results = []
-    for number, members in enumerate(grouped.values()):
-        settings = [dict(zip(values, points[i], strict=True)) for i in members]
+    shape = tuple(len(axis) for axis in values.values())
+    for number, points in enumerate(groups.values()):
+        settings = [{name: values[name][i] for name, i in zip(names, point, strict=True)} for point in points]
         seeds = [np.array([s.get(name, s.get("seed", 0)) for s in settings]) for name in STREAMS]
-        group = make_group([specs[i] for i in members], *seeds)
-        label = f"group {number + 1}/{len(grouped)}" if len(grouped) > 1 else "training"
-        results.append((np.array(members), run_group(group, replicas_at_once, label)))
+        group = make_group([variants[_knobs(point, names, paths)] for point in points], *seeds)
+        label = f"group {number + 1}/{len(groups)}" if len(groups) > 1 else "training"
+        rows = np.array([np.ravel_multi_index(point, shape) for point in points])
+        results.append((rows, run_group(group, replicas_at_once, label)))
     return Run(_dataset(spec, values, results), spec, tuple(results), values)
 
 
@@ -222,8 +227,9 @@ def _listed(values: Iterable) -> str:
     return ", ".join(map(str, values)) or "none"
 
 
-def _index(values: dict[str, tuple], name: str, value: Any) -> int:
-    return next(i for i, v in enumerate(values[name]) if v is value)
+def _knobs(point: tuple[int, ...], names: list[str], paths: dict[str, tuple]) -> tuple[int, ...]:
+    """The part of a point that chooses settings, without its seeds."""
+    return tuple(i for name, i in zip(names, point, strict=True) if name in paths)
 
 
 def _fields(module: Any, path: tuple = ()) -> Iterable[tuple]:
@@ -318,19 +324,17 @@ def _dataset(spec: Spec, axes: dict[str, tuple], results: list[tuple[np.ndarray,
 
 
 def _samples_used(spec: Spec, axes: dict[str, tuple], used: np.ndarray) -> np.ndarray:
-    """Distinct examples seen: all fresh ones of an online run, at most the sample of an offline one."""
+    """Distinct examples seen: every fresh one of an online run, the sample of an offline one, −1 for a domain."""
     learner = spec.stages[0].learner
-    batch = np.asarray(axes["batch"] if "batch" in axes else learner.batch or 0)
-    if "batch" in axes:
-        batch = batch.reshape([-1 if name == "batch" else 1 for name in axes])
-    samples = np.asarray(axes["samples"] if "samples" in axes else (learner.samples if learner.samples else 0))
-    if learner.samples is None and "samples" not in axes:
-        return used * batch
-    if "samples" in axes:
-        samples = samples.reshape([-1 if name == "samples" else 1 for name in axes])
-    if samples.dtype.kind not in "iu":
-        return np.full(used.shape, -1)
-    return np.broadcast_to(samples, used.shape).copy()
+
+    def along(name: str, value: Any) -> np.ndarray:
+        shape = [len(axes[name]) if axis == name else 1 for axis in axes] if name in axes else []
+        return np.asarray(axes.get(name, value)).reshape(shape)
+
+    samples = along("samples", learner.samples)
+    if samples.dtype == object:
+        return used * along("batch", learner.batch or 0)
+    return np.broadcast_to(samples if samples.dtype.kind in "iu" else np.asarray(-1), used.shape).copy()
 
 
 def _probe_dims(probe: Callable) -> dict[str, tuple[str, ...]]:

@@ -14,4 +14,15 @@ system = System(
     knobs="n, k, architecture, width, activation, batch, lr, initialisation, sample size, weight decay, label noise",
 )
 
-from krogh.systems.hidden_progress import theory, theory_mlp, theory_polynet  # noqa: E402, F401
+from krogh.systems.hidden_progress import (  # noqa: E402, F401
+    depth,
+    generalisation,
+    noise,
+    progress,
+    theory,
+    theory_flow,
+    theory_limits,
+    theory_one_step,
+    theory_sgd,
+    width,
+)

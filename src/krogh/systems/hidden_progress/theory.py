@@ -1,22 +1,20 @@
-"""The Fourier gap: majority's spectrum, population gradients at initialisation, recovery of S from samples (003 §B.2.1)."""
+"""The Fourier gap: majority's spectrum and population gradients at initialisation (003 §B.2.1, B.3.1)."""
 
 from dataclasses import dataclass
-from functools import partial
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import xarray as xr
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array
 
-from krogh.lab import all_of, at_least, at_most, between, equals, every, share_at_least
+from krogh.lab import all_of, at_least, at_most, between, equals, figures, share_at_least
 from krogh.systems.hidden_progress import system
 from krogh.theory import majority
 from krogh.theory.boolean import cube, degrees, walsh_hadamard
 from krogh.theory.fourier_gap import (
-    leads,
     population_gradient,
-    recovery_samples,
     relaxed_gap,
     sign_neuron_gradient,
     sine_gradient,
@@ -24,6 +22,9 @@ from krogh.theory.fourier_gap import (
     strict_gap,
 )
 from krogh.theory.limits import noise_factor
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
@@ -89,6 +90,24 @@ def level_exponent(ds: xr.Dataset):
     return between(float(slope), -1.6, -1.45)
 
 
+@spectrum.figure
+def plot_spectrum(ds: xr.Dataset) -> "Figure":
+    figure, (left, right) = figures.new_figure(2)
+    for n in ds.n.values[::2]:
+        odd = ds.sel(n=n, k=ds.k[ds.k % 2 == 1]).dropna("k")
+        left.semilogy(odd.k, abs(odd.highest), "o", label=f"n = {n}, enumerated")
+        figures.theory(left, odd.k, abs(odd.formula), None)
+    left.set(xlabel="k", ylabel="|Maj^([k])|", title="Lemma B.1 (dashed) and enumeration")
+    left.legend()
+    right.loglog(ds.odd_k, ds.level_weight, "o", label=f"C(n,k) xi², n = {ds.attrs['large_n']}")
+    figures.theory(right, ds.odd_k, majority.level_weight_limit(ds.odd_k), "(2/π)^1.5 k^(-3/2)")
+    printed = majority.level_weight_limit(ds.odd_k, majority.PRINTED_LEVEL_EXPONENT)
+    right.loglog(ds.odd_k, printed, ":", color="0.5", label="printed: k^(-2/3)")
+    right.set(xlabel="k (odd)", ylabel="level weight", title="The level weight falls as k^(-3/2)")
+    right.legend()
+    return figure
+
+
 @dataclass(frozen=True)
 class MajorityGap:
     largest_k: int = 20
@@ -114,6 +133,17 @@ def majority_gap(s: MajorityGap) -> xr.Dataset:
 )
 def gap_bound_holds(ds: xr.Dataset):
     return at_least(float(ds.scaled.min()), 0.03)
+
+
+@majority_gap.figure
+def plot_majority_gap(ds: xr.Dataset) -> "Figure":
+    figure, ax = figures.new_figure(size=(3.6, 2.6))
+    for k in ds.k.values[::2]:
+        ax.loglog(ds.n, ds.scaled.sel(k=k), label=f"k = {k}")
+    figures.theory(ax, ds.n, np.full(ds.sizes["n"], 0.03), "Lemma B.2: 0.03")
+    ax.set(xlabel="n", ylabel="gap × (n−1)^((k−1)/2)", title="Majority's gap, far above its bound")
+    ax.legend(ncols=2)
+    return figure
 
 
 @dataclass(frozen=True)
@@ -147,9 +177,7 @@ def gradient(s: Gradient) -> xr.Dataset:
     )
 
 
-def _hinge_gradient(
-    w: np.ndarray, b: np.ndarray, u: np.ndarray, k: int, flip: float
-) -> tuple[np.ndarray, np.ndarray]:
+def _hinge_gradient(w: np.ndarray, b: np.ndarray, u: np.ndarray, k: int, flip: float) -> tuple[np.ndarray, np.ndarray]:
     """Autodiff of the hinge loss averaged over all inputs and label flips, at the paired initialisation f = 0."""
     x = jnp.asarray(cube(w.shape[1]))
     y = jnp.prod(x[:, :k], axis=1)
@@ -189,6 +217,24 @@ def noise_scales(ds: xr.Dataset):
     weights = abs(ds.by_weight - factor * ds.by_weight.sel(flip=0.0)).max()
     biases = abs(ds.by_bias - factor * ds.by_bias.sel(flip=0.0)).max()
     return at_most(max(float(weights), float(biases)), 1e-12)
+
+
+@gradient.figure
+def plot_gradient(ds: xr.Dataset) -> "Figure":
+    even = ds.k[ds.k % 2 == 0].values
+    figure, axes = figures.new_figure(len(even) + 1)
+    for ax, k in zip(axes, even, strict=False):
+        cell = ds.sel(k=k, flip=0.0).isel(neuron=0)
+        colours = np.where(ds.coordinate < k, figures.COLOURS[1], figures.COLOURS[0])
+        ax.bar(ds.coordinate + 1, abs(cell.by_weight), color=colours)
+        ax.plot(ds.coordinate + 1, abs(cell.closed_weight), "_", color="black", markersize=7)
+        ax.set(xlabel="coordinate", ylabel="|gradient|", title=f"k = {k}: relevant bits stand out")
+        size = abs(ds.by_weight.sel(k=k).isel(neuron=0, coordinate=0))
+        axes[-1].plot(ds.flip, size / size.sel(flip=0.0), "o", label=f"k = {k}")
+    figures.theory(axes[-1], ds.flip, noise_factor(ds.flip), "1 − 2p")
+    axes[-1].set(xlabel="label noise p", ylabel="gradient / clean gradient", title="Noise scales the gap")
+    axes[-1].legend()
+    return figure
 
 
 @dataclass(frozen=True)
@@ -246,6 +292,26 @@ def positive_at_random(ds: xr.Dataset):
     return all_of(**positive, **above, odd_k=at_most(float(abs(ds.odd_gap).max()), 1e-12))
 
 
+def _gap_histograms(ds: xr.Dataset) -> "Figure":
+    figure, axes = figures.new_figure(ds.sizes["k"])
+    for ax, k in zip(axes, ds.k.values, strict=True):
+        values = ds.gap.sel(k=k)
+        bins = np.linspace(float(values.quantile(0.005)), float(values.quantile(0.995)), 40).tolist()
+        for init in ds.init.values:
+            share = float((values.sel(init=init) > 0).mean())
+            label = f"{init}: {share:.0%} positive"
+            ax.hist(values.sel(init=init), bins=bins, histtype="step", density=True, label=label)
+        ax.axvline(float(ds.majority.sel(k=k)), color="red", linestyle="--", linewidth=1, label="sign weights")
+        ax.axvline(0, color="0.7", linewidth=0.7)
+        ax.ticklabel_format(axis="x", style="sci", scilimits=(-2, 2))
+        ax.set(xlabel="Fourier gap Γ", ylabel="density", title=f"k = {k}")
+        ax.legend(fontsize=6)
+    return figure
+
+
+relu_gaps.figure(_gap_histograms)
+
+
 @system.experiment(
     "fig-B.8-left",
     "Fourier gaps of sinusoidal gradients at random initialisation",
@@ -276,76 +342,11 @@ def sine_gaps(s: RandomGaps) -> xr.Dataset:
 )
 def sine_positive(ds: xr.Dataset):
     cells = [(init, k) for init in ds.init.values for k in ds.k.values]
-    relaxed = {
-        f"{i}_k{k}": share_at_least(ds.gap.sel(init=i, k=k) > 0, 0.98, over="draw") for i, k in cells
-    }
+    relaxed = {f"{i}_k{k}": share_at_least(ds.gap.sel(init=i, k=k) > 0, 0.98, over="draw") for i, k in cells}
     strict = {
         f"{i}_k{k}_strict": share_at_least(ds.strict_gap.sel(init=i, k=k) > 0, 0.9, over="draw") for i, k in cells
     }
     return all_of(**relaxed, **strict, closed_form=at_most(float(ds.closed_form_error.max()), 1e-12))
 
 
-@dataclass(frozen=True)
-class Recovery:
-    cases: tuple[tuple[int, int], ...] = ((31, 2), (21, 4))
-    divisors: tuple[int, ...] = (1, 5, 20, 100)
-    delta: float = 0.05
-    seeds: int = 100
-
-
-@system.experiment(
-    "prop-B.7",
-    "Recovering S from a sampled gradient of one ReLU neuron",
-    presets={"smoke": Recovery(cases=((15, 2), (9, 4)), seeds=10), "quick": Recovery()},
-)
-def recovery(s: Recovery) -> xr.Dataset:
-    budgets = [recovery_samples(majority.gap(n, k) / 2, n, s.delta) for n, k in s.cases]
-    found = np.zeros((len(s.cases), len(s.divisors), s.seeds), dtype=bool)
-    for row, ((n, k), budget) in enumerate(zip(s.cases, budgets, strict=True)):
-        for column, divisor in enumerate(s.divisors):
-            keys = jax.vmap(partial(jax.random.fold_in, jax.random.key(column)))(jnp.arange(s.seeds))
-            found[row, column] = leads(np.asarray(_sign_neuron_samples(keys, n, k, budget // divisor)), k)
-    return xr.Dataset(
-        {"recovered": (("case", "divisor", "seed"), found), "samples": ("case", budgets)},
-        coords={"case": [f"n={n}, k={k}" for n, k in s.cases], "divisor": list(s.divisors)},
-    )
-
-
-@partial(jax.jit, static_argnames=("n", "k", "samples"))
-def _sign_neuron_samples(
-    keys: PRNGKeyArray, n: int, k: int, samples: int, chunk: int = 8192
-) -> Float[Array, "seeds n"]:
-    """mean(y x 1[w.x > 0]) over `samples` inputs drawn as packed bits, for one random sign vector w per key."""
-    if n > 32:
-        raise ValueError("an input is packed into one 32-bit word")
-    coordinate = jnp.arange(n, dtype=jnp.uint32)
-
-    def one(key: PRNGKeyArray) -> Array:
-        w_key, x_key = jax.random.split(key)
-        w = jax.random.bits(w_key)
-        full, support = jnp.uint32(2**n - 1), jnp.uint32(2**k - 1)
-
-        def add(total: Array, index: Array) -> tuple[Array, None]:
-            word = jax.random.bits(jax.random.fold_in(x_key, index), (chunk,))
-            fires = 2 * jax.lax.population_count((word ^ w) & full) < n
-            used = fires & (index * chunk + jnp.arange(chunk) < samples)
-            y = 1.0 - 2.0 * (jax.lax.population_count(word & support) & 1).astype(jnp.float32)
-            x = 1.0 - 2.0 * ((word[:, None] >> coordinate) & 1).astype(jnp.float32)
-            return total + jnp.where(used, y, 0.0) @ x, None
-
-        return jax.lax.scan(add, jnp.zeros(n), jnp.arange(-(-samples // chunk)))[0] / samples
-
-    return jax.lax.map(one, keys)
-
-
-@recovery.claim(
-    "14.7",
-    "B = 8/gamma^2 ln(2n/delta) samples recover S in >= 95 % of trials; B/20 fail in >= 50 %",
-    source="Prop. B.7",
-)
-def recovers(ds: xr.Dataset):
-    full = {c: share_at_least(ds.recovered.sel(case=c, divisor=1), 0.95, over="seed") for c in ds.case.values}
-    few = {
-        f"{c}, B/20": share_at_least(~ds.recovered.sel(case=c, divisor=20), 0.5, over="seed") for c in ds.case.values
-    }
-    return all_of(**full, **few)
+sine_gaps.figure(_gap_histograms)

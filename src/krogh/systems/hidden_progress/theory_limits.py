@@ -1,8 +1,9 @@
-"""One step finds the features, fixed features do not, and what a narrow network can express (003 §5.4.1, B.2.1, B.4.1)."""
+"""What fixed features, narrow networks and noise-intolerant rivals cannot do (003 Thm 5.6, §B.3.6, §B.4.1)."""
 
 import math
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -11,132 +12,15 @@ import optax
 import xarray as xr
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from krogh.lab import all_of, at_least, at_most, equals, every, share_at_least
+from krogh.lab import all_of, at_most, equals, every, figures, share_at_least
 from krogh.nn.activations import oscillating_polynomial, power, sinusoid, triangle_wave, zigzag
 from krogh.systems.hidden_progress import system
-from krogh.theory import fixed_features, majority, one_step
+from krogh.theory import fixed_features
 from krogh.theory.boolean import cube
-from krogh.theory.fourier_gap import leads, sign_neuron_gradient
 from krogh.theory.limits import gaussian_elimination
 
-
-@dataclass(frozen=True)
-class Heads:
-    ks: tuple[int, ...] = (2, 3, 4, 5, 6, 7, 8)
-
-
-@system.experiment("lemma-B.4", "The constructed head, corrected and as printed", presets={"quick": Heads()})
-def heads(s: Heads) -> xr.Dataset:
-    values = np.full((len(s.ks), 2, max(s.ks) + 1), np.nan)
-    for row, k in enumerate(s.ks):
-        # f depends on x only through the number of -1s among the k relevant bits
-        x = 1.0 - 2.0 * (np.arange(k)[None, :] < np.arange(k + 1)[:, None])
-        for column, head in enumerate((one_step.constructed_head(k), one_step.printed_head(k))):
-            values[row, column, : k + 1] = head(x) * x.prod(axis=1)
-    return xr.Dataset(
-        {"margin": (("k", "head", "minus_ones"), values)},
-        coords={"k": list(s.ks), "head": ["corrected", "printed"], "minus_ones": np.arange(max(s.ks) + 1)},
-    )
-
-
-@heads.claim(
-    "14.9",
-    "The corrected head of k + 1 neurons gives y f = 2 on all inputs for k = 2..8; the printed head of k neurons does "
-    "so for no k",
-    source="Lemma B.4, Claim 5",
-    finding="As printed (k neurons, even k) y f is -2 on every value of sum x but the last, where it is 6: the sign is "
-    "flipped and the end point needs a neuron more.",
-)
-def head_is_exact(ds: xr.Dataset):
-    corrected, printed = ds.margin.sel(head="corrected"), ds.margin.sel(head="printed")
-    wrong = (abs(printed - 2) > 1e-6).where(printed.notnull(), False).any("minus_ones")
-    return all_of(
-        corrected=at_most(float(abs(corrected - 2).max()), 1e-9),
-        printed_is_wrong=every(wrong),
-    )
-
-
-@dataclass(frozen=True)
-class OneStep:
-    """Cases are (n, k, width, batch of the first step; 0 for the exact gradient, steps of the head)."""
-
-    cases: tuple[tuple[int, int, int, int, int], ...] = (
-        (51, 2, 64, 100_000, 2_000),
-        (101, 4, 256, 0, 5_000),
-        (21, 4, 256, 2_000_000, 30_000),
-    )
-    head_batch: int = 128
-    head_lr: float = 0.3
-    seeds: int = 8
-
-
-@system.experiment(
-    "thm-5.5",
-    "One big step finds the features, then the head learns",
-    presets={
-        "smoke": OneStep(cases=((21, 2, 32, 20_000, 500), (31, 4, 64, 0, 500)), seeds=2),
-        "quick": OneStep(),
-    },
-)
-def one_big_step(s: OneStep) -> xr.Dataset:
-    widest = max(case[0] for case in s.cases)
-    shape = len(s.cases), s.seeds
-    leading, accuracy = np.zeros(shape), np.zeros((*shape, 50))
-    relevant, irrelevant = np.zeros(shape), np.zeros(shape)
-    measured, closed = np.full((2, len(s.cases), widest), np.nan)
-    conditions = []
-    for row, (n, k, width, batch, steps) in enumerate(s.cases):
-        keys = jax.vmap(partial(jax.random.fold_in, jax.random.key(row)))(jnp.arange(s.seeds))
-        w, b, u = jax.vmap(lambda key, n=n, k=k, r=width: one_step.initial(key, n, k, r))(keys)
-        flat = np.asarray(w, float).reshape(-1, n), np.asarray(u, float).reshape(-1)
-        exact = sign_neuron_gradient(*flat, k)[0].reshape(s.seeds, width, n)
-        if batch:
-            first = jax.vmap(partial(jax.random.fold_in, data=1))(keys)
-            sampled = jax.vmap(partial(one_step.sampled_gradient, k=k, batch=batch))
-            g, gamma = sampled(first, w, b, u)
-        else:
-            g, gamma = jnp.asarray(exact, jnp.float32), jnp.zeros((s.seeds, width))
-        w, b = jax.vmap(partial(one_step.first_step, k=k))(g, gamma, b)
-        second = jax.vmap(partial(jax.random.fold_in, data=2))(keys)
-        train = partial(one_step.train_head, k=k, steps=steps, batch=s.head_batch, lr=s.head_lr)
-        _, accuracy[row] = jax.vmap(train)(second, w, b)
-        leading[row] = leads(np.asarray(g), k).mean(axis=1)
-        relevant[row] = abs(np.asarray(w[:, :, :k])).mean(axis=(1, 2)) * 2 * k
-        irrelevant[row] = abs(np.asarray(w[:, :, k:])).max(axis=(1, 2)) * 2 * k
-        measured[row, :n], closed[row, :n] = np.asarray(g)[0, 0], exact[0, 0]
-        told = one_step.Thresholds(n, k, eps=0.1).report(width, batch or math.inf, steps)
-        conditions.append(f"n = {n}, k = {k}\n{told}")
-    return xr.Dataset(
-        {
-            "leading": (("case", "seed"), leading),
-            "accuracy": (("case", "seed", "progress"), accuracy),
-            "relevant": (("case", "seed"), relevant),
-            "irrelevant": (("case", "seed"), irrelevant),
-            "gradient": (("case", "coordinate"), measured),
-            "closed_form": (("case", "coordinate"), closed),
-            "conditions": ("case", conditions),
-        },
-        coords={
-            "case": [f"n={n}, k={k}, " + (f"B={batch:,}" if batch else "exact") for n, k, _, batch, _ in s.cases],
-            "k": ("case", [case[1] for case in s.cases]),
-            "steps": ("case", [case[4] for case in s.cases]),
-            "progress": np.linspace(0.02, 1.0, 50),
-        },
-    )
-
-
-@one_big_step.claim(
-    "14.8",
-    "n = 51, k = 2, B = 1e5 and n = 101, k = 4 with the exact gradient: every neuron's top-k gradient coordinates are S "
-    "and training only u then reaches >= 99 % accuracy; n = 21, k = 4, B = 2e6: >= 97 %",
-    source="Thm 5.5",
-)
-def one_step_suffices(ds: xr.Dataset):
-    final = ds.accuracy.isel(progress=-1)
-    parts = {f"{case}: features": every(ds.leading.sel(case=case) == 1, over="seed") for case in ds.case.values[:2]}
-    for case, bound in zip(ds.case.values, (0.99, 0.99, 0.97), strict=False):
-        parts[f"{case}: accuracy"] = at_least(final.sel(case=case), bound, over="seed")
-    return all_of(**parts)
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
@@ -202,6 +86,26 @@ def parseval(ds: xr.Dataset):
     )
 
 
+@fixed.figure
+def plot_fixed(ds: xr.Dataset) -> "Figure":
+    figure, (left, middle, right) = figures.new_figure(3)
+    left.semilogy(ds.degree, ds.correlation.mean(("subset", "seed")), "o", label="mean over S")
+    left.semilogy(ds.degree, ds.correlation.max("subset").mean("seed"), "^", color="0.6", label="largest")
+    figures.theory(left, ds.degree, ds.average_bound, "1/C(n,k)")
+    left.set(xlabel="k", ylabel="‖E[Ψ χ_S]‖²", title=f"n = {ds.attrs['n']}, D = {ds.attrs['dimension']}")
+    left.legend()
+    middle.plot(ds.degree, ds.fit_share.mean("seed"), "o", label="mean over S")
+    figures.theory(middle, ds.degree, np.minimum(1, ds.attrs["dimension"] * ds.average_bound), "D/C(n,k)")
+    middle.set(xlabel="k", ylabel="R² of the best linear fit", title="Parities outnumber the features")
+    middle.legend()
+    right.semilogx(ds.radius, ds.hinge.mean("seed"), "o", label="best head found")
+    figures.theory(right, ds.radius, np.maximum(0, ds.hinge_bound.mean("seed")), "1 − R‖v_S‖")
+    right.plot(ds.radius, np.maximum(0, 1 - ds.theorem_eps), ":", color="0.5", label="Thm 5.6 (worst S)")
+    right.set(xlabel="norm R of the head", ylabel="hinge loss", title=f"k = {ds.attrs['k']}", ylim=(-0.02, 1.05))
+    right.legend()
+    return figure
+
+
 @dataclass(frozen=True)
 class NarrowNetworks:
     ks: tuple[int, ...] = (2, 3)
@@ -228,7 +132,7 @@ def narrow(s: NarrowNetworks) -> xr.Dataset:
     )
 
 
-@partial(jax.jit, static_argnames=("k", "powers", "output_bias", "steps"))
+@partial(jax.jit, static_argnames=("k", "powers", "steps"))
 def _fit_cube(
     keys: PRNGKeyArray, k: int, powers: bool, output_bias: bool, steps: int, lr: float
 ) -> Float[Array, " restarts"]:
@@ -278,13 +182,27 @@ def narrow_networks(ds: xr.Dataset):
     )
 
 
+@narrow.figure
+def plot_narrow(ds: xr.Dataset) -> "Figure":
+    figure, axes = figures.new_figure(ds.sizes["k"])
+    for ax, k in zip(axes, ds.k.values, strict=True):
+        steps = np.arange(2**k + 1) / 2**k
+        for place, network in enumerate(ds.network.values):
+            share = [float((ds.accuracy.sel(k=k, network=network) >= level - 1e-6).mean()) for level in steps]
+            ax.plot(steps, share, "os^"[place] + "-", label=network)
+        figures.reported(ax, 1 - 2.0**-k, "best without output bias", axis="x")
+        ax.set(xlabel="accuracy on the cube", ylabel="share of restarts reaching it", title=f"k = {k} bits, width {k}")
+        ax.legend()
+    return figure
+
+
 @dataclass(frozen=True)
 class Elimination:
     n: int = 30
     k: int = 3
     spare: int = 10
     flips: tuple[float, ...] = (0.0, 0.01, 0.03, 0.1, 0.25)
-    seeds: int = 200
+    seeds: int = 1000
 
 
 @system.experiment(
@@ -317,6 +235,17 @@ def breaks_under_noise(ds: xr.Dataset):
     )
 
 
+@elimination.figure
+def plot_elimination(ds: xr.Dataset) -> "Figure":
+    figure, ax = figures.new_figure()
+    ax.plot(ds.flip, ds.found.mean("seed"), "o", label="elimination names S")
+    flip = np.linspace(0, float(ds.flip.max()), 100)
+    figures.theory(ax, flip, (1 - flip) ** ds.attrs["m"], "no label flipped: (1 − p)^m")
+    ax.set(xlabel="label noise p", ylabel="share of trials", title=f"{ds.attrs['m']} samples")
+    ax.legend()
+    return figure
+
+
 @dataclass(frozen=True)
 class Activations:
     ks: tuple[int, ...] = (2, 3, 4)
@@ -341,7 +270,11 @@ def activations(s: Activations) -> xr.Dataset:
                 curves[row, column] = family(k)(jnp.asarray(z[row]))
                 nodes[row, column, : k + 1] = family(k)(k - 2.0 * jnp.arange(k + 1))
     return xr.Dataset(
-        {"z": (("k", "point"), z), "value": (("k", "family", "point"), curves), "node": (("k", "family", "j"), nodes)},
+        {
+            "z": (("k", "point"), z),
+            "value": (("k", "family", "point"), curves),
+            "node": (("k", "family", "j"), nodes),
+        },
         coords={"k": list(s.ks), "family": list(families), "j": np.arange(max(s.ks) + 1)},
     )
 
@@ -353,3 +286,15 @@ def activations(s: Activations) -> xr.Dataset:
 )
 def computes_parity(ds: xr.Dataset):
     return at_most(float(abs(ds.node - (-1.0) ** ds.j).max()), 1e-12)
+
+
+@activations.figure
+def plot_activations(ds: xr.Dataset) -> "Figure":
+    figure, axes = figures.new_figure(ds.sizes["family"], ds.sizes["k"], size=(8.4, 1.5 * ds.sizes["k"]))
+    for row, k in zip(axes, ds.k.values, strict=True):
+        for ax, family in zip(row, ds.family.values, strict=True):
+            cell = ds.sel(k=k, family=family)
+            ax.plot(cell.z, cell.value)
+            ax.plot(k - 2 * np.arange(k + 1), cell.node.dropna("j"), "o", color=figures.COLOURS[1])
+            ax.set(ylim=(-2.2, 2.2), title=f"{family}, k = {k}" if k == ds.k.values[0] else f"k = {k}")
+    return figure

@@ -1,0 +1,387 @@
+"""Facts about training: updates against hand computation, and what may not change a replica's path."""
+
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import krogh as kr
+from krogh.errors import InputError
+from krogh.nn.base import Architecture
+from krogh.tasks import LabelNoise, SparseParity
+from krogh.train import workspace
+from krogh.train.engine import plan
+from krogh.train.losses import LOSSES
+
+TASK = SparseParity(n=10, k=2)
+
+
+class Linear(eqx.Module):
+    weights: jax.Array
+    bias: jax.Array
+
+    def __call__(self, x):
+        return x @ self.weights + self.bias
+
+
+class LinearAtZero(Architecture):
+    """Under the correlation loss its weights add up y·x exactly: they are a record of the data seen."""
+
+    def build(self, task, key):
+        return Linear(jnp.zeros(task.in_shape[0]), jnp.zeros(()))
+
+
+def same(a, b):
+    return all(np.array_equal(x, y) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
+
+
+def adding_up(batch=32, **settings):
+    return kr.SGD(lr=float(batch or 1), batch=batch, loss="correlation", **settings)
+
+
+def final_weights(learner, steps=1, **settings):
+    """Trained weights and the sample of a one-replica run on a fixed sample of 16."""
+    run = kr.train(TASK, kr.nn.MLP(width=4), learner, steps, snapshots=[0], **settings)
+    return run.network(step=0), run.network()
+
+
+def reference_gradient(network, loss="hinge"):
+    batch = TASK.enumerate()
+
+    def objective(network):
+        return jnp.mean(jax.vmap(LOSSES[loss])(jax.vmap(network)(batch.x), batch.y))
+
+    return jax.grad(objective)(jax.tree.map(jnp.asarray, network))
+
+
+@pytest.mark.parametrize("loss", ["hinge", "square", "logistic", "correlation"])
+def test_one_full_batch_step_is_minus_lr_times_the_population_gradient(loss):
+    before, after = final_weights(kr.SGD(lr=0.3, batch=None, samples="all", loss=loss))
+    gradient = reference_gradient(before, loss)
+    for old, new, g in zip(*map(jax.tree.leaves, (before, after, gradient)), strict=True):
+        np.testing.assert_allclose(new, old - 0.3 * g, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("decay", "factor"), [("gradient", 1 - 0.3 * 0.2), ("decoupled", 1 - 0.3 * 0.2), ("direct", 1 - 0.2)]
+)
+def test_the_decay_conventions(decay, factor):
+    learner = kr.SGD(lr=0.3, batch=None, samples="all", weight_decay=0.2, decay=decay)
+    before, after = final_weights(learner)
+    gradient = reference_gradient(before)
+    np.testing.assert_allclose(after.weights, factor * before.weights - 0.3 * gradient.weights, rtol=1e-5, atol=1e-6)
+
+
+def test_adam_follows_optax_for_three_steps():
+    before, after = final_weights(kr.Adam(lr=0.01, batch=None, samples="all"), steps=3)
+    rule, network = optax.adam(0.01), jax.tree.map(jnp.asarray, before)
+    memory = rule.init(network)
+    for _ in range(3):
+        updates, memory = rule.update(reference_gradient(network), memory)
+        network = optax.apply_updates(network, updates)
+    # Entries with a vanishing gradient move by its rounding error over itself.
+    np.testing.assert_allclose(after.weights, network.weights, atol=3e-5)
+
+
+def test_momentum_repeats_the_first_update_with_its_factor():
+    before, after = final_weights(adding_up(None, samples="all", momentum=0.5), steps=2)
+    gradient = reference_gradient(before, "correlation")
+    # The gradient of the output bias under the correlation loss is constant: −E[y].
+    expected = before.output_bias - (1 + 1.5) * gradient.output_bias
+    np.testing.assert_allclose(after.output_bias, expected, atol=1e-6)
+
+
+def test_sign_descent_moves_every_parameter_by_lr():
+    before, after = final_weights(kr.SignDescent(lr=0.01, batch=None, samples="all"))
+    gradient = reference_gradient(before)
+    moved = np.abs(after.weights - before.weights)[np.abs(gradient.weights) > 1e-6]
+    np.testing.assert_allclose(moved, 0.01, rtol=1e-4)
+
+
+def test_truncation_keeps_only_large_gradient_entries():
+    before, after = final_weights(kr.SGD(lr=1.0, batch=None, samples="all", truncate=0.02))
+    gradient = reference_gradient(before)
+    expected = np.where(np.abs(gradient.weights) <= 0.02, 0, gradient.weights)
+    assert 0 < np.mean(expected == 0) < 1
+    np.testing.assert_allclose(before.weights - after.weights, expected, atol=1e-6)
+
+
+def test_gradient_noise_has_the_stated_deviation():
+    learner = kr.SGD(lr=1.0, batch=None, samples="all", noise=0.5, loss=lambda output, y: 0.0 * output)
+    run = kr.train(TASK, kr.nn.MLP(width=50), learner, steps=1, seeds=8, snapshots=[0])
+    moved = run.networks.weights - run.snapshots[0].weights
+    assert moved.std() == pytest.approx(0.5, rel=0.05)
+
+
+def test_per_layer_rates_and_frozen_fields():
+    learner = kr.SGD(lr={"weights": 0.0, "bias": 0.0, "output": 0.1, "output_bias": 0.0}, batch=8)
+    before, after = final_weights(learner, steps=5)
+    assert same(before.weights, after.weights)
+    assert not same(before.output, after.output)
+    stage = kr.Stage(kr.SGD(lr=0.1, batch=8), 5, trains=("output",))
+    run = kr.train(TASK, kr.nn.MLP(width=4), [stage], snapshots=[0])
+    assert same(run.network(step=0).weights, run.network().weights)
+    np.testing.assert_allclose(run.network().output, after.output, rtol=1e-5)
+
+
+def test_stages_run_in_order_and_edit_the_network_between():
+    def wipe(network, task, key):
+        return eqx.tree_at(lambda n: n.weights, network, jnp.zeros_like(network.weights))
+
+    first = kr.Stage(adding_up(), 3)
+    second = kr.Stage(adding_up(), 4, before=wipe)
+    run = kr.train(TASK, LinearAtZero(), [first, second], seeds=3)
+    alone = kr.train(TASK, LinearAtZero(), adding_up(), 7, seeds=3, snapshots=[3])
+    np.testing.assert_array_equal(run.networks.weights, alone.networks.weights - alone.snapshots[3].weights)
+    assert list(run.data.step.values) == [0, *range(1, 8)]
+
+
+def test_a_seed_has_the_same_start_and_data_alone_and_among_255_others():
+    together = kr.train(TASK, kr.nn.MLP(width=5), adding_up(), 3, seeds=256, snapshots=[0])
+    alone = kr.train(TASK, kr.nn.MLP(width=5), adding_up(), 3, seeds=[77], snapshots=[0])
+    assert same(together.network(step=0, seed=77), alone.network(step=0))
+    together = kr.train(TASK, LinearAtZero(), adding_up(), 50, seeds=256)
+    alone = kr.train(TASK, LinearAtZero(), adding_up(), 50, seeds=[77])
+    assert same(together.network(seed=77), alone.network())
+    assert not same(together.network(seed=77), together.network(seed=78))
+
+
+def test_neither_records_nor_replica_batches_nor_probes_change_the_data_seen():
+    def trained(**settings):
+        return kr.train(TASK, LinearAtZero(), adding_up(), 60, seeds=6, **settings).networks
+
+    plain = trained()
+    assert same(plain, trained(every=7))
+    assert same(plain, trained(record=kr.log_spaced(60, 12)))
+    assert same(plain, trained(replicas_at_once=4))
+    assert same(plain, trained(probes=[kr.probes.accuracy, kr.probes.parameter_norm], every=5))
+    assert same(plain, trained(snapshots=[13, 40]))
+
+
+def test_streams_can_be_held_apart():
+    spec = kr.spec(TASK, kr.nn.MLP(width=3), kr.SGD(lr=0.1, batch=4), 2, snapshots=[0])
+    run = kr.sweep(spec, init_seed=[1, 2], data_seed=[5, 6])
+    assert run.data.loss.dims == ("init_seed", "data_seed", "step")
+    start = {(i, d): run.network(step=0, init_seed=i, data_seed=d) for i in (1, 2) for d in (5, 6)}
+    assert same(start[1, 5], start[1, 6]) and not same(start[1, 5], start[2, 5])
+    seen = kr.sweep(kr.spec(TASK, LinearAtZero(), adding_up(), 4), init_seed=[1, 2], data_seed=[5, 6])
+    assert same(seen.network(init_seed=1, data_seed=5), seen.network(init_seed=2, data_seed=5))
+    assert not same(seen.network(init_seed=1, data_seed=5), seen.network(init_seed=1, data_seed=6))
+
+
+def test_an_epoch_visits_every_example_once():
+    learner = adding_up(4, samples=16)
+
+    @kr.probes.probe(dims=("coordinate",))
+    def total(sample):
+        return sample.y @ sample.x
+
+    run = kr.train(TASK, LinearAtZero(), learner, 4, seeds=3, probes=[total], every=4)
+    np.testing.assert_array_equal(run.networks.weights, run.data.total.isel(step=-1))
+    twice = kr.train(TASK, LinearAtZero(), learner, 8, seeds=3)
+    np.testing.assert_array_equal(twice.networks.weights, 2 * run.networks.weights)
+
+
+def test_enumerated_and_sampled_quantities_agree():
+    spec = {"probes": [kr.probes.accuracy, kr.probes.hinge_error], "seeds": 4}
+    exact = kr.train(TASK, kr.nn.MLP(width=20), kr.SGD(), 1, validation="all", **spec).data.isel(step=0)
+    sampled = kr.train(TASK, kr.nn.MLP(width=20), kr.SGD(), 1, validation=40_000, **spec).data.isel(step=0)
+    np.testing.assert_allclose(exact.accuracy, sampled.accuracy, atol=4 * 0.5 / 200)
+    np.testing.assert_allclose(exact.hinge_error, sampled.hinge_error, atol=0.01)
+
+
+def test_a_diverging_replica_is_recorded_and_leaves_the_others_alone():
+    spec = kr.spec(TASK, kr.nn.MLP(width=8, activation="square"), kr.SGD(loss="square"), 60, every=5, seeds=2)
+    mixed = kr.sweep(spec, lr=[0.001, 1000.0])
+    healthy = kr.sweep(spec, lr=[0.001])
+    assert mixed.data.status.sel(lr=1000.0).values.tolist() == ["diverged"] * 2
+    assert mixed.data.status.sel(lr=0.001).values.tolist() == ["finished"] * 2
+    np.testing.assert_allclose(mixed.data.loss.sel(lr=0.001), healthy.data.loss.sel(lr=0.001), rtol=1e-4)
+    assert np.isnan(mixed.data.loss.sel(lr=1000.0).isel(step=-1)).all()
+    assert np.isfinite(mixed.network(lr=1000.0, seed=0).weights).all()
+    assert (mixed.data.steps_used.sel(lr=1000.0) < 60).all()
+
+
+def test_success_is_timed_confirmed_and_stops_the_replica(monkeypatch):
+    settings = {"seeds": 12, "probes": [kr.probes.accuracy], "every": 10, "validation": 64}
+    goal = kr.Reach("accuracy", 1.0, confirm=4096)
+
+    def run(**more):
+        return kr.train(TASK, kr.nn.MLP(width=30), kr.SGD(lr=0.5), 600, until=goal, **settings, **more)
+
+    done = run()
+    assert set(done.data.status.values) == {"reached"}
+    batch = TASK.enumerate()
+    for seed in (0, 5):
+        network = done.network(seed=seed)
+        assert float(kr.probes.accuracy(network, batch)) == 1.0
+        index = int(done.data.reached.sel(seed=seed)) // 10
+        assert (done.data.accuracy.sel(seed=seed).isel(step=slice(index, None)) == 1).all()
+    np.testing.assert_array_equal(done.data.samples_used, done.data.reached * 32)
+    monkeypatch.setitem(__import__("sys").modules["krogh.train.engine"].WORTH_COMPACTING, "cpu", 0)
+    compacted = run(replicas_at_once=12)
+    np.testing.assert_array_equal(done.data.reached, compacted.data.reached)
+    assert compacted.data.replica_steps_computed < 12 * 600
+
+
+def test_consecutive_records_count_from_the_first():
+    def rising(step):
+        return jnp.where((step >= 30) & (step != 50), 1.0, 0.0)
+
+    goal = kr.Reach("rising", 1.0, consecutive=3)
+    run = kr.train(TASK, LinearAtZero(), adding_up(), 100, probes=[rising], every=10, until=goal)
+    assert float(run.data.reached[0]) == 60
+    never = kr.train(
+        TASK, LinearAtZero(), adding_up(), 40, probes=[rising], every=10, until=kr.Reach("rising", 1.0, consecutive=3)
+    )
+    assert never.data.status.values[0] == "censored" and np.isinf(never.data.reached.values[0])
+
+
+def test_a_sweep_is_one_labelled_dataset_equal_to_its_parts():
+    spec = kr.spec(TASK, kr.nn.MLP(width=4), kr.SGD(lr=0.1), 20, seeds=3, every=10)
+    swept = kr.sweep(spec, lr=[0.05, 0.2], width=[3, 6])
+    assert swept.data.loss.dims == ("lr", "width", "seed", "step")
+    part = kr.train(TASK, kr.nn.MLP(width=6), kr.SGD(lr=0.2), 20, seeds=3, every=10)
+    np.testing.assert_allclose(swept.data.loss.sel(lr=0.2, width=6), part.data.loss, rtol=1e-5)
+    assert swept.network(lr=0.2, width=6, seed=1).weights.shape == (10, 6)
+    assert len(swept.groups) == 2
+
+
+def test_nested_settings_are_found_by_name_or_dotted_name():
+    spec = kr.spec(LabelNoise(TASK, 0.1), kr.nn.MLP(width=4), kr.SGD(), 4, every=2)
+    assert kr.sweep(spec, flip=[0.0, 0.4]).data.sizes["flip"] == 2
+    assert kr.sweep(spec, **{"task.task.n": [5, 6]}).data.sizes["task.task.n"] == 2
+    with pytest.raises(InputError, match="did you mean 'width'"):
+        kr.sweep(spec, widht=[3])
+
+
+def test_plans_cover_a_stage_once_and_break_at_snapshots():
+    chunks = plan(100, 400, [*range(110, 401, 10)], [200], 0)
+    assert chunks[0].start == 100 and chunks[-1].end == 400
+    assert all(a.end == b.start for a, b in zip(chunks, chunks[1:], strict=False))
+    assert 200 in [c.end for c in chunks]
+    uneven = plan(0, 64, [1, 2, 4, 8, 16, 32, 64], [], 0)
+    assert not uneven[0].even and sum(c.steps for c in uneven) == 64
+
+
+RESUMABLE = """
+    import sys, time
+    from pathlib import Path
+    import numpy as np
+    import krogh as kr
+    from krogh.train import workspace
+    sys.modules["krogh.train.checkpoint"].SECONDS_BETWEEN_CHECKPOINTS = 0.0
+    sys.modules["krogh.train.engine"].LEAST_REPLICA_STEPS["cpu"] = 1
+    folder, out, slow = Path(sys.argv[1]), sys.argv[2], sys.argv[3] == "slow"
+    def progress(label, done, total, rate):
+        print(done, flush=True)
+        if slow:
+            time.sleep(0.2)
+    stages = [kr.Stage(kr.SGD(lr=0.1), 200), kr.Stage(kr.Adam(lr=0.01), 200)]
+    with workspace(folder, progress):
+        run = kr.train(kr.tasks.SparseParity(n=12, k=3), kr.nn.MLP(width=8), stages, seeds=5,
+                       probes=[kr.probes.accuracy], every=4, replicas_at_once=3)
+    np.savez(out, loss=run.data.loss, accuracy=run.data.accuracy, weights=run.networks.weights)
+"""
+
+
+def test_killed_and_resumed_equals_uninterrupted_bit_for_bit(tmp_path):
+    script = tmp_path / "resumable.py"
+    script.write_text(textwrap.dedent(RESUMABLE))
+    command = [sys.executable, str(script)]
+    subprocess.run([*command, tmp_path / "a", tmp_path / "whole.npz", "fast"], check=True, capture_output=True)
+    process = subprocess.Popen([*command, tmp_path / "b", tmp_path / "resumed.npz", "slow"], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    for _ in range(9):
+        process.stdout.readline()
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not (tmp_path / "resumed.npz").exists()
+    assert list((tmp_path / "b").glob("*.checkpoint"))
+    again = subprocess.run([*command, tmp_path / "b", tmp_path / "resumed.npz", "fast"], check=True, capture_output=True)
+    assert int(float(again.stdout.split()[0])) > 12, "the second process began anew"
+    whole, resumed = np.load(tmp_path / "whole.npz"), np.load(tmp_path / "resumed.npz")
+    for name in whole.files:
+        np.testing.assert_array_equal(whole[name], resumed[name])
+
+
+def test_a_damaged_checkpoint_is_named_and_set_aside(tmp_path):
+    def run():
+        with workspace(tmp_path):
+            return kr.train(TASK, LinearAtZero(), adding_up(), 20, seeds=2).networks
+
+    first = run()
+    (saved,) = tmp_path.glob("*.checkpoint")
+    content = saved.read_bytes()
+    saved.write_bytes(content[:-10] + b"0123456789")
+    with pytest.warns(UserWarning, match="damaged"):
+        again = run()
+    assert same(first, again)
+    assert list(tmp_path.glob("*.damaged"))
+
+
+def test_progress_ends_at_the_total():
+    calls = []
+    with workspace(progress=lambda *a: calls.append(a)):
+        kr.train(TASK, LinearAtZero(), adding_up(), 20, seeds=2, every=5)
+    assert calls[-1][1] == calls[-1][2] == 40
+
+
+BAD = {
+    "task": lambda: kr.train("parity", kr.nn.MLP(width=3), kr.SGD(), 5),
+    "network": lambda: kr.train(TASK, 3, kr.SGD(), 5),
+    "learner": lambda: kr.train(TASK, kr.nn.MLP(width=3), "sgd", 5),
+    "steps missing": lambda: kr.train(TASK, kr.nn.MLP(width=3), kr.SGD()),
+    "steps zero": lambda: kr.train(TASK, kr.nn.MLP(width=3), kr.SGD(), 0),
+    "stages and steps": lambda: kr.train(TASK, kr.nn.MLP(width=3), [kr.Stage(kr.SGD(), 3)], 5),
+    "seeds": lambda: kr.train(TASK, kr.nn.MLP(width=3), kr.SGD(), 5, seeds=0),
+    "seed twice": lambda: kr.train(TASK, kr.nn.MLP(width=3), kr.SGD(), 5, seeds=[1, 1]),
+    "every": lambda: kr.train(TASK, kr.nn.MLP(width=3), kr.SGD(), 5, every=0),
+    "record": lambda: kr.train(TASK, kr.nn.MLP(width=3), kr.SGD(), 5, record=[9]),
+    "snapshots": lambda: kr.train(TASK, kr.nn.MLP(width=3), kr.SGD(), 5, snapshots=[-1]),
+    "probe": lambda: kr.train(TASK, kr.nn.MLP(width=3), kr.SGD(), 5, probes=["accuracy"]),
+    "probe input": lambda: kr.train(TASK, kr.nn.MLP(width=3), kr.SGD(), 5, probes=[lambda weights: weights]),
+    "probe sample": lambda: kr.train(TASK, kr.nn.MLP(width=3), kr.SGD(), 5, probes=[kr.probes.train_accuracy]),
+    "until": lambda: kr.train(TASK, kr.nn.MLP(width=3), kr.SGD(), 5, until=kr.Reach("accurcy")),
+    "validation": lambda: kr.train(TASK, kr.nn.MLP(width=3), kr.SGD(), 5, validation=0),
+    "precision": lambda: kr.train(TASK, kr.nn.MLP(width=3), kr.SGD(), 5, precision="exact"),
+    "n": lambda: SparseParity(n=3, k=5),
+    "flip": lambda: LabelNoise(TASK, 1.5),
+    "width": lambda: kr.nn.MLP(width=0),
+    "init": lambda: kr.nn.MLP(width=3, init="unifrom"),
+    "activation": lambda: kr.train(TASK, kr.nn.MLP(width=3, activation="rleu"), kr.SGD(), 5),
+    "loss": lambda: kr.SGD(loss="hing"),
+    "lr": lambda: kr.SGD(lr=-0.1),
+    "batch": lambda: kr.SGD(batch=0),
+    "full batch": lambda: kr.SGD(batch=None),
+    "samples": lambda: kr.SGD(batch=32, samples=8),
+    "decay": lambda: kr.SGD(decay="l2"),
+    "order": lambda: kr.SGD(order="random"),
+    "trains": lambda: kr.train(TASK, kr.nn.MLP(width=3), [kr.Stage(kr.SGD(), 3, trains=("wieghts",))]),
+    "per-layer lr": lambda: kr.train(TASK, kr.nn.MLP(width=3), kr.SGD(lr={"weight": 0.1}), 5),
+    "enumerate": lambda: SparseParity(n=40, k=2).enumerate(),
+    "axis empty": lambda: kr.sweep(kr.spec(TASK, kr.nn.MLP(width=3), kr.SGD(), 5), lr=[]),
+    "axis": lambda: kr.sweep(kr.spec(TASK, kr.nn.MLP(width=3), kr.SGD(), 5), learning_rate=[0.1]),
+    "replicas_at_once": lambda: kr.train(TASK, kr.nn.MLP(width=3), kr.SGD(), 5, replicas_at_once=0),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_gets_one_sentence(case):
+    with pytest.raises(InputError) as caught:
+        BAD[case]()
+    message = str(caught.value)
+    assert "\n" not in message and len(message) > 15
+
+
+def test_time_stays_out_of_the_plan(monkeypatch):
+    monkeypatch.setattr(time, "monotonic", lambda: 0.0)
+    assert kr.train(TASK, LinearAtZero(), adding_up(), 10).data.sizes["step"] == 11
