@@ -226,7 +226,8 @@ def test_success_is_timed_confirmed_and_stops_the_replica(monkeypatch):
         index = int(done.data.reached.sel(seed=seed)) // 10
         assert (done.data.accuracy.sel(seed=seed).isel(step=slice(index, None)) == 1).all()
     np.testing.assert_array_equal(done.data.samples_used, done.data.reached * 32)
-    monkeypatch.setitem(__import__("sys").modules["krogh.train.engine"].WORTH_COMPACTING, "cpu", 0)
+    monkeypatch.setitem(sys.modules["krogh.train.engine"].WORTH_COMPACTING, "cpu", 0)
+    monkeypatch.setitem(sys.modules["krogh.train.engine"].LEAST_REPLICA_STEPS, "cpu", 1)
     compacted = run(replicas_at_once=12)
     np.testing.assert_array_equal(done.data.reached, compacted.data.reached)
     assert compacted.data.replica_steps_computed < 12 * 600

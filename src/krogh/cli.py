@@ -495,3 +495,7 @@ def _usage(error: Any) -> str:
 def _refuse(text: str) -> int:
     say(f"krogh: {text}")
     return 2
+
+
+if __name__ == "__main__":
+    main()

@@ -4,21 +4,22 @@ Psi is tabulated on `boolean.cube(n)`: an array (2^n, D) with sup ||Psi(x)|| <= 
 """
 
 import math
+from functools import partial
 
+import jax
+import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Array, Float
 
-from krogh.theory.boolean import character, cube, degrees, walsh_hadamard
-
-
-def correlations(features: Float[np.ndarray, "points D"], k: int) -> Float[np.ndarray, " subsets"]:
-    """||v_S||^2 for all |S| = k, v_S = E[Psi(x) chi_S(x)]; over all S they sum to E||Psi||^2 <= 1 (Parseval)."""
-    spectrum = walsh_hadamard(features)
-    size = degrees(len(features).bit_length() - 1)
-    return (spectrum[size == k] ** 2).sum(axis=1)
+from krogh.theory.boolean import character, cube, walsh_hadamard
 
 
-def hinge_bound(correlation: Float[np.ndarray, "*subsets"], radius: float) -> Float[np.ndarray, "*subsets"]:
+def correlations(features: Float[np.ndarray, "points D"]) -> Float[np.ndarray, " subsets"]:
+    """||v_S||^2 for every S, v_S = E[Psi(x) chi_S(x)]; they sum to E||Psi||^2 <= 1 (Parseval)."""
+    return (walsh_hadamard(features) ** 2).sum(axis=1)
+
+
+def hinge_bound(correlation: float, radius: Float[np.ndarray, "*radii"]) -> Float[np.ndarray, "*radii"]:
     """Lower bound 1 - R ||v_S|| on the hinge loss of every linear head of norm <= R, from ||v_S||^2."""
     return 1 - radius * np.sqrt(correlation)
 
@@ -28,12 +29,10 @@ def average_bound(n: int, k: int) -> float:
     return 1 / math.comb(n, k)
 
 
-def fit_shares(features: Float[np.ndarray, "points D"], k: int) -> Float[np.ndarray, " subsets"]:
-    """R^2 of the best linear fit of chi_S by the features for all |S| = k: on average at most D/C(n,k)."""
-    points = len(features)
+def fit_shares(features: Float[np.ndarray, "points D"]) -> Float[np.ndarray, " subsets"]:
+    """R^2 of the best linear fit of chi_S by the features, for every S: over |S| = k at most D/C(n,k) on average."""
     left, singular, _ = np.linalg.svd(features, full_matrices=False)
-    basis = left[:, singular > singular[0] * 1e-10] * math.sqrt(points)
-    return correlations(basis, k)
+    return correlations(left[:, singular > singular[0] * 1e-10] * math.sqrt(len(features)))
 
 
 def hard_eps(n: int, k: int, dimension: int, radius: float) -> float:
@@ -61,14 +60,20 @@ def tangent_features(
     return features / np.linalg.norm(features, axis=1).max()
 
 
-def best_hinge(features: Float[np.ndarray, "points D"], k: int, radius: float, steps: int = 400) -> float:
-    """Hinge loss of the best head with ||a|| <= R for S = [k], by projected subgradient steps (an upper bound)."""
-    n = len(features).bit_length() - 1
-    y = character(cube(n), range(k))
-    a, best = np.zeros(features.shape[1]), 1.0
-    for t in range(steps):
-        inside = y * (features @ a) < 1
-        a = a + radius / math.sqrt(t + 1) * ((y * inside) @ features) / len(y)
-        a = a * min(1.0, radius / max(np.linalg.norm(a), 1e-300))
-        best = min(best, float(np.maximum(1 - y * (features @ a), 0).mean()))
-    return best
+@partial(jax.jit, static_argnames=("k", "steps"))
+def best_hinge(
+    features: Float[Array, "points D"], k: int, radii: Float[Array, " radii"], steps: int = 400
+) -> Float[Array, " radii"]:
+    """Least hinge loss found for S = [k] by projected subgradient steps over heads with ||a|| <= R, for each R."""
+    points = len(features)
+    y = jnp.asarray(character(cube(points.bit_length() - 1), range(k)), features.dtype)[:, None]
+
+    def step(carry: tuple[Array, Array], t: Array) -> tuple[tuple[Array, Array], None]:
+        a, best = carry
+        margin = y * (features @ a)
+        best = jnp.minimum(best, jax.nn.relu(1 - margin).mean(0))
+        a = a + radii / jnp.sqrt(t + 1.0) * (features.T @ jnp.where(margin < 1, y, 0.0)) / points
+        return (a * jnp.minimum(1.0, radii / jnp.maximum(jnp.linalg.norm(a, axis=0), 1e-30)), best), None
+
+    start = jnp.zeros((features.shape[1], len(radii)), features.dtype), jnp.ones(len(radii), features.dtype)
+    return jax.lax.scan(step, start, jnp.arange(steps))[0][1]

@@ -183,9 +183,10 @@ def _first_layer_gradient(degrees: tuple[int, ...], n: int = 10, neurons: int = 
 
 @depth.claim(
     "14.30",
-    "z^2 networks with output bias, lr = .01, B = 32, n = 10 and 30: L = 3 of widths (2, 1) reaches 100 % on k = 2, 3 and "
-    "4 in >= 60 % of seeds within 2e4 steps and never exceeds 60 % on k = 5; nor does L = 2 of width 10 on k = 3; greedy "
-    "layer-wise training of the L = 3 network stays <= 60 % for k = 3, 4; the exact layer-1 gradient is 0 for k > 2",
+    "z^2 networks with output bias, lr = .01, B = 32, n = 10 and 30: L = 3 of widths (2, 1) reaches 100 % on k = 2, 3, "
+    "4 in >= 60 % of seeds within 2e4 steps and never exceeds 60 % on k = 5; nor does L = 2 of width 10 on k = 3; "
+    "greedy layer-wise training of the L = 3 network stays <= 60 % for k = 3, 4; the exact layer-1 gradient is 0 for "
+    "k > 2",
     source="§B.3.7",
 )
 def end_to_end_only(ds: xr.Dataset):

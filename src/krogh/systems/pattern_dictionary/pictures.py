@@ -52,7 +52,8 @@ def _maps(layers: np.ndarray, feature: np.ndarray) -> xr.Dataset:
     cosine = np.einsum("smn,m->sn", layers, feature) / np.maximum(norms, 1e-300)
     return xr.Dataset(
         {
-            "position": (("stage", "point", "axis"), points),
+            "position": (("stage", "neuron", "axis"), points[:, :-2]),
+            "star": (("stage", "sign", "axis"), points[:, -2:]),
             "cosine": (("stage", "neuron"), cosine),
         },
         coords={"stage": list(STAGES)},
@@ -68,8 +69,7 @@ def show_maps(ds: xr.Dataset, variation: str | None = None):
     for row, part in zip(axes, parts, strict=True):
         towards = part.cosine.isel(stage=-1).values > 0
         for ax, stage in zip(row, STAGES, strict=True):
-            at = part.position.sel(stage=stage).values
-            weights, stars = at[:-2], at[-2:]
+            weights, stars = part.position.sel(stage=stage).values, part.star.sel(stage=stage).values
             ax.scatter(*weights[towards].T, s=4, color="tab:red")
             ax.scatter(*weights[~towards].T, s=4, color="tab:orange")
             ax.scatter(*stars[0], marker="*", s=80, color="tab:red", edgecolor="black")
@@ -223,8 +223,7 @@ def sample_maps(s: Varied) -> xr.Dataset:
 
 @sample_maps.figure
 def plot_sample_maps(ds: xr.Dataset):
-    parts = ds.dropna("neuron", how="all")
-    return show_maps(parts, "n")
+    return show_maps(ds, "n")
 
 
 # --- Hidden representation labels ---

@@ -1,0 +1,229 @@
+"""The ensemble engine against a plain `jit(vmap(scan))` and a PyTorch loop over seeds.
+
+(50, 3)-parity, two-layer ReLU network of width 100, batch 32, hinge loss, SGD: the design's yardstick.
+"""
+
+import json as json_format
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import Any
+
+N, K, WIDTH, BATCH, LR = 50, 3, 100, 32, 0.1
+# Forward product and weight gradient; everything else is small beside them.
+FLOPS = 2 * 2 * BATCH * N * WIDTH
+BARS = {1: 1.3, 16: 1.3, 64: 1.3, 256: 1.1}
+
+
+def best_of(run: Callable[[], Any], times: int = 3) -> float:
+    """Seconds of the fastest of several runs, after one that compiles."""
+    run()
+    seconds = []
+    for _ in range(times):
+        began = time.perf_counter()
+        run()
+        seconds.append(time.perf_counter() - began)
+    return min(seconds)
+
+
+def plain(replicas: int, steps: int) -> float:
+    """Replica-steps per second of the loop a JAX user writes: fresh signs each step, vmapped scan."""
+    import jax
+    import jax.numpy as jnp
+    from jax import lax
+
+    def start(key):
+        keys = jax.random.split(key, 4)
+        a, c = N**-0.5, WIDTH**-0.5
+        return {
+            "w": jax.random.uniform(keys[0], (N, WIDTH), minval=-a, maxval=a),
+            "b": jax.random.uniform(keys[1], (WIDTH,), minval=-a, maxval=a),
+            "u": jax.random.uniform(keys[2], (WIDTH,), minval=-c, maxval=c),
+            "c": jax.random.uniform(keys[3], (), minval=-c, maxval=c),
+        }
+
+    def loss(p, x, y):
+        out = jax.nn.relu(x @ p["w"] + p["b"]) @ p["u"] + p["c"]
+        return jnp.mean(jax.nn.relu(1 - y * out))
+
+    def train(key):
+        def step(p, t):
+            x = jax.random.rademacher(jax.random.fold_in(key, t), (BATCH, N), dtype=jnp.float32)
+            value, gradient = jax.value_and_grad(loss)(p, x, jnp.prod(x[:, :K], axis=1))
+            return jax.tree.map(lambda a, g: a - LR * g, p, gradient), value
+
+        return lax.scan(step, start(key), jnp.arange(steps))
+
+    program = jax.jit(jax.vmap(train))
+    keys = jax.random.split(jax.random.key(0), replicas)
+    with jax.default_matmul_precision("highest"):
+        return replicas * steps / best_of(lambda: jax.block_until_ready(program(keys)))
+
+
+def engine(replicas: int, steps: int, watched: bool = False, precision: str = "highest") -> float:
+    """Replica-steps per second of `kr.train`; `watched` adds a probe and progress at a hundred records."""
+    import krogh as kr
+    from krogh.train import workspace
+
+    settings: dict[str, Any] = {"every": steps, "probes": []}
+    if watched:
+        settings = {"every": steps // 100, "probes": [kr.probes.accuracy], "validation": 512}
+
+    def run():
+        with workspace(progress=(lambda *_: None) if watched else None):
+            kr.train(
+                kr.tasks.SparseParity(n=N, k=K),
+                kr.nn.MLP(width=WIDTH),
+                kr.SGD(lr=LR, batch=BATCH, loss="hinge"),
+                steps,
+                seeds=replicas,
+                precision=precision,
+                **settings,
+            )
+
+    return replicas * steps / best_of(run)
+
+
+def torch_loop(steps: int) -> float:
+    """Steps per second of a PyTorch loop that trains one seed after another."""
+    import torch
+
+    weights = torch.empty(N, WIDTH).uniform_(-(N**-0.5), N**-0.5).requires_grad_()
+    bias = torch.zeros(WIDTH, requires_grad=True)
+    head = torch.empty(WIDTH).uniform_(-(WIDTH**-0.5), WIDTH**-0.5).requires_grad_()
+    optimizer = torch.optim.SGD([weights, bias, head], lr=LR)
+
+    def run():
+        for _ in range(steps):
+            x = torch.randint(0, 2, (BATCH, N)).float() * 2 - 1
+            y = x[:, :K].prod(1)
+            optimizer.zero_grad()
+            torch.relu(1 - y * (torch.relu(x @ weights + bias) @ head)).mean().backward()
+            optimizer.step()
+
+    return steps / best_of(run)
+
+
+def sampling_share(replicas: int, steps: int) -> float:
+    """Share of a training step spent on drawing its Boolean batch."""
+    import jax
+    import jax.numpy as jnp
+    from jax import lax
+
+    import krogh as kr
+
+    task = kr.tasks.SparseParity(n=N, k=K)
+
+    def draw(key):
+        def step(total, t):
+            batch = task.sample(jax.random.fold_in(key, t), BATCH)
+            # Reading one row keeps the words from being optimised away at next to no cost.
+            return total + batch.x[0] * batch.y[0], None
+
+        return lax.scan(step, jnp.zeros(N), jnp.arange(steps))[0]
+
+    program = jax.jit(jax.vmap(draw))
+    keys = jax.random.split(jax.random.key(0), replicas)
+    seconds = best_of(lambda: jax.block_until_ready(program(keys)))
+    return (seconds / jax.local_device_count()) * engine(replicas, steps) / (replicas * steps)
+
+
+def peak() -> float:
+    """Floating-point operations per second of a large single-precision matrix product."""
+    import jax
+    import jax.numpy as jnp
+
+    size = 2048 if jax.default_backend() == "cpu" else 8192
+    a = jax.random.normal(jax.random.key(0), (size, size))
+    with jax.default_matmul_precision("highest"):
+        product = jax.jit(jnp.matmul)
+        return 2 * size**3 / best_of(lambda: product(a, a).block_until_ready(), 5)
+
+
+def start_up(*command: str) -> float:
+    return best_of(lambda: subprocess.run(command, check=True, capture_output=True))
+
+
+def main(json: bool = False, record: bool = False) -> None:
+    """Measure, print a table (or JSON), and with `record` write the ledger's rows for this machine."""
+    import jax
+
+    from krogh.lab.ledger import measurement, record_rows
+
+    on_cpu = jax.default_backend() == "cpu"
+    budget = 300_000 if on_cpu else 40_000_000
+    ceiling = peak() / FLOPS
+    rows, lines = [], []
+
+    def note(name: str, what: str, value: float, bound: str, holds: bool | None = None) -> None:
+        rows.append(measurement(name, what, value, bound, holds))
+
+    for replicas in (1, 16, 64, 256) if on_cpu else (1, 256, 4096):
+        steps = 100 * max(10, min(1000, budget // replicas // 100))
+        by_hand, ours = plain(replicas, steps), engine(replicas, steps)
+        watched = engine(replicas, steps, watched=True)
+        lines.append((replicas, by_hand, ours, ours / by_hand, ours / ceiling, 1 - watched / ours))
+        if on_cpu:
+            bar = BARS[replicas]
+            note(
+                f"speed-{replicas}",
+                "engine against jit(vmap(scan))",
+                ours / by_hand,
+                f">= {bar}",
+                ours >= bar * by_hand,
+            )
+            note(
+                f"watched-{replicas}",
+                "cost of probes and progress",
+                1 - watched / ours,
+                "<= 0.1",
+                watched >= 0.9 * ours,
+            )
+        else:
+            bars = {1: 90e3, 4096: 15e6}
+            bar = bars.get(replicas)
+            note(
+                f"rate-{replicas}",
+                "replica-steps per second",
+                ours,
+                f">= {bar:.0f}" if bar else "none",
+                ours >= bar if bar else None,
+            )
+    extra: dict[str, float] = {"matrix-product peak, GFLOP/s": ceiling * FLOPS / 1e9}
+    if not on_cpu:
+        for precision in ("TF32_TF32_F32_X3", "tensorfloat32"):
+            extra[f"4096 replicas, {precision}, replica-steps/s"] = engine(4096, 1000, precision=precision)
+    share = sampling_share(64, 2000)
+    extra["sampling share of a step"] = share
+    note("sampling", "share of a training step spent on Boolean sampling", share, "<= 0.1", share <= 0.1)
+    if on_cpu and find_spec("torch"):
+        loop = torch_loop(500)
+        ratio = engine(64, 2000) / loop
+        extra["64 seeds against a PyTorch loop"] = ratio
+        note("torch-64", "engine at 64 seeds against a PyTorch loop over seeds", ratio, ">= 10", ratio >= 10)
+    if on_cpu:
+        seconds = start_up(sys.executable, "-c", "import krogh") - start_up(sys.executable, "-c", "pass")
+        extra["import krogh, s"] = seconds
+        note("import", "seconds of `import krogh`", seconds, "<= 1.5", seconds <= 1.5)
+        seconds = start_up(sys.executable, "-m", "krogh.cli", "list")
+        extra["krogh list, s"] = seconds
+        note("list", "seconds of `krogh list`", seconds, "<= 2", seconds <= 2)
+    if record:
+        record_rows(rows)
+    if json:
+        names = ("replicas", "by_hand", "engine", "ratio", "share_of_peak", "watching_costs")
+        table = [dict(zip(names, line, strict=True)) for line in lines]
+        print(json_format.dumps({"device": jax.devices()[0].device_kind, "table": table, **extra}, indent=1))
+        return
+    print(f"replica-steps per second on {jax.devices()[0].device_kind}, {jax.local_device_count()} device(s)")
+    print(f"{'replicas':>8} {'by hand':>12} {'engine':>12} {'ratio':>6} {'of peak':>8} {'watched':>8}")
+    for replicas, by_hand, ours, ratio, part, cost in lines:
+        print(f"{replicas:8d} {by_hand:12,.0f} {ours:12,.0f} {ratio:6.2f} {part:8.0%} {cost:+8.1%}")
+    for name, value in extra.items():
+        print(f"{name}: {value:,.3g}")
+
+
+if __name__ == "__main__":
+    main()
