@@ -129,7 +129,9 @@ def test_paired_network_starts_at_zero_with_the_stated_scales():
     network = PairedTruncated(m=4000).build(task, jr.key(0))
     x = task.sample(jr.key(1), 32).x
     np.testing.assert_allclose(jax.vmap(network)(x), 0, atol=2e-3)
-    np.testing.assert_allclose([network.weights.std(), network.bias.std(), network.output.std()], [0.2, 0.04, 4], rtol=0.05)
+    np.testing.assert_allclose(
+        [network.weights.std(), network.bias.std(), network.output.std()], [0.2, 0.04, 4], rtol=0.05
+    )
 
 
 @pytest.mark.parametrize("sigma_xi", [0.0, 5**-1.5])
@@ -190,7 +192,9 @@ def test_chunks_add_up_whatever_their_size():
     x = jr.normal(jr.key(0), (103, 4))
     whole = x.T @ x
     for chunk in (7, 50, 103, 1000):
-        np.testing.assert_allclose(sum_over_chunks(lambda w, x: (x * w[:, None]).T @ x, x, chunk=chunk), whole, rtol=1e-4)
+        np.testing.assert_allclose(
+            sum_over_chunks(lambda w, x: (x * w[:, None]).T @ x, x, chunk=chunk), whole, rtol=1e-4
+        )
 
 
 def test_ridge_head_solves_the_normal_equations_even_for_nearly_constant_features():
@@ -209,7 +213,8 @@ def test_tangent_network_is_linear_in_its_parameters_and_starts_at_zero():
     x = task.sample(jr.key(1), 16).x
     np.testing.assert_array_equal(jax.vmap(network)(x), 0)
     tangent = jax.tree.map(lambda a: jr.normal(jr.key(2), a.shape), network.tangent)
-    moved, twice = (eqx.tree_at(lambda n: n.tangent, network, jax.tree.map(lambda a: s * a, tangent)) for s in (1, 2))
+    moved = eqx.tree_at(lambda n: n.tangent, network, tangent)
+    twice = eqx.tree_at(lambda n: n.tangent, network, jax.tree.map(lambda a: 2 * a, tangent))
     np.testing.assert_allclose(2 * jax.vmap(moved)(x), jax.vmap(twice)(x), rtol=1e-5)
     # the coefficient of output i is the frozen feature sigma(z_i)
     unit = eqx.tree_at(lambda n: n.tangent.output, network, jnp.zeros(16).at[3].set(1.0))

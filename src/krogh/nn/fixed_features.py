@@ -46,7 +46,7 @@ class Head(eqx.Module):
 
 
 def sum_over_chunks(f: Callable[..., Any], *arrays: Float[Array, "n ..."], chunk: int = 5000) -> Any:
-    """sum of f(weight, *rows) over blocks of at most `chunk` rows; weight is 1, and 0 on the padding of the last block."""
+    """sum of f(weight, *rows) over blocks of at most `chunk` rows; weight is 1, or 0 on the padding of the last."""
     n = arrays[0].shape[0]
     blocks = -(-n // chunk)
     size = -(-n // blocks)

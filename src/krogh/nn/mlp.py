@@ -3,6 +3,7 @@
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from krogh.nn.activations import Activation, OfDegree, activation
@@ -24,8 +25,10 @@ class TwoLayer(eqx.Module):
 
     def hidden(self, x: Float[Array, " n"]) -> Float[Array, " width"]:
         """Activations of the hidden layer."""
-        z = x @ self.weights
-        return self.activation(z if self.bias is None else z + self.bias)
+        if self.bias is None:
+            return self.activation(x @ self.weights)
+        # Without the barrier a GPU compiler copies the bias to every example in order to add it inside the product.
+        return self.activation(lax.optimization_barrier(x @ self.weights) + self.bias)
 
     def __call__(self, x: Float[Array, "*shape"]) -> Array:
         h = self.hidden(x.reshape(-1))

@@ -59,3 +59,16 @@ def plane(rows: Float[Array, "points size"]) -> Float[np.ndarray, "points 2"]:
     values, vectors = np.linalg.eigh(points @ points.T)
     start = vectors[:, -2:] * np.sqrt(np.maximum(values[-2:], 0))
     return smacof(apart, n_components=2, init=start, n_init=1)[0]
+
+
+def count_clusters(rows: Float[Array, "points size"], most: int = 6) -> int:
+    """The number of clusters of the unit rows, 2 to `most`, with the best mean silhouette (cosine distance)."""
+    from sklearn.cluster import KMeans
+    from sklearn.metrics import silhouette_score
+
+    points = np.asarray(unit(rows), np.float64)
+    scores = {
+        k: silhouette_score(points, KMeans(k, n_init=10, random_state=0).fit_predict(points), metric="cosine")
+        for k in range(2, most + 1)
+    }
+    return max(scores, key=scores.__getitem__)

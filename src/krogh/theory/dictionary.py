@@ -1,4 +1,4 @@
-"""What can be computed about learning a pattern dictionary: constructions, gradients, predictions, bounds (000 ch. 2, A)."""
+"""What can be computed about a pattern dictionary: constructions, gradients, predictions, bounds (000 ch. 2, A)."""
 
 import math
 from collections.abc import Collection
@@ -31,7 +31,9 @@ class Construction(NamedTuple):
         return np.clip(self.preactivation(z), 0, 1) @ self.output
 
 
-def constructions(k: int, positive: Collection[int], u: float, general: bool = False) -> tuple[Construction, Construction]:
+def constructions(
+    k: int, positive: Collection[int], u: float, general: bool = False
+) -> tuple[Construction, Construction]:
     """The two candidates g1*, g2*: bumps delta_{p-u,h,1/2} of sign + for p in P, - for the other 0 <= p <= k, where
     delta_{s,h,b}(z) = h relu(z-s+b) - 2h relu(z-s) + h relu(z-s-b); h = 2 and, shifted by 1/4, h = 4; weights and
     biases divided by 4k (000 Lemma A.2; h = 4, 8 and 8k in Lemma A.29).
@@ -110,7 +112,9 @@ def first_step(
     """
     grad = gradient(network, x, y, sigma_xi, class_weights(y) if weighted else None)
     return TruncatedNetwork(
-        lr * (kept * network.weights - grad.weights), network.bias - lr * grad.bias, network.output - lr * grad.output
+        lr * (kept * network.weights - grad.weights),
+        network.bias - lr * grad.bias,
+        network.output - lr * grad.output,
     )
 
 
@@ -167,15 +171,19 @@ def activation_probability(bias: Float[Array, " width"], sigma_xi: float) -> Flo
 
 
 def predicted_component(
-    bias: Float[Array, " width"], output: Float[Array, " width"], sigma_xi: float, gamma: float | Array, sigma: float | Array
+    bias: Float[Array, " width"],
+    output: Float[Array, " width"],
+    sigma_xi: float,
+    gamma: float | Array,
+    sigma: float | Array,
 ) -> Float[Array, " width"]:
     """<w_i^(2), M_j> = a_i beta_i gamma / sigma~ for j in A as eta1 -> 0 (derived from Lemma A.14)."""
     return output * activation_probability(bias, sigma_xi) * gamma / sigma
 
 
 def predicted_cosine(n: int, D: int, k: int, p_o: float, gamma: float, beta: float | Array = 1.0) -> Float[Array, ""]:
-    """cos(w, sum_A M_j) = [1 + (D-k) p_o (1-p_o) / (n beta k gamma^2)]^{-1/2} after step 2 (beta = 1) or 1 (beta = share
-    of active samples), when the background is sampling noise alone (derived)."""
+    """cos(w, sum_A M_j) = [1 + (D-k) p_o (1-p_o) / (n beta k gamma^2)]^{-1/2} after step 2 (beta = 1) or 1 (beta = the
+    share of active samples), when the background is sampling noise alone (derived)."""
     return (1 + (D - k) * p_o * (1 - p_o) / (n * beta * k * gamma**2)) ** -0.5
 
 
@@ -185,7 +193,9 @@ def first_step_error(k: int, D: int, m: int, p_o: float, delta: float) -> float:
     return (k * log**0.5 + log**1.5) / math.sqrt(p_o * (1 - p_o) * (D - k))
 
 
-def second_step_error(lr: float, a: float, k: int, gamma: float, eps_e: float, variance: float, sigma_xi: float) -> float:
+def second_step_error(
+    lr: float, a: float, k: int, gamma: float, eps_e: float, variance: float, sigma_xi: float
+) -> float:
     """eps_e2 = lr |a| k (gamma + eps_e) / (sigma~^2 sigma_xi) + e^{-k}, constants one (000 Lemma A.14)."""
     return lr * abs(a) * k * (gamma + eps_e) / (variance * sigma_xi) + math.exp(-k)
 
@@ -223,7 +233,8 @@ class Condition:
         return self.value >= self.needed if self.at_least else self.value <= self.needed
 
     def __str__(self) -> str:
-        return f"{self.name}: {self.value:.4g} {'>=' if self.at_least else '<='} {self.needed:.4g} {'met' if self.met else 'NOT met'}"
+        sign = ">=" if self.at_least else "<="
+        return f"{self.name}: {self.value:.4g} {sign} {self.needed:.4g} {'met' if self.met else 'NOT met'}"
 
 
 @dataclass(frozen=True)
@@ -249,12 +260,23 @@ class Guarantee:
 
 
 def network_guarantee(
-    k: int, D: int, m: int, p_o: float, gamma: float, steps: float | None = None, delta: float = 0.05, eps: float = 0.1
+    k: int,
+    D: int,
+    m: int,
+    p_o: float,
+    gamma: float,
+    steps: float | None = None,
+    delta: float = 0.05,
+    eps: float = 0.1,
 ) -> Guarantee:
     """Pr[error] <= k^8/m^{2/3} + k^3 T/m^2 + k^2 m^{2/3}/T, constants one, T = m^{4/3} unless given (000 Thm A.20)."""
     T = m ** (4 / 3) if steps is None else steps
     return Guarantee(
-        {"k^8/m^(2/3)": k**8 / m ** (2 / 3), "k^3 T/m^2": k**3 * T / m**2, "k^2 m^(2/3)/T": k**2 * m ** (2 / 3) / T},
+        {
+            "k^8/m^(2/3)": k**8 / m ** (2 / 3),
+            "k^3 T/m^2": k**3 * T / m**2,
+            "k^2 m^(2/3)/T": k**2 * m ** (2 / 3) / T,
+        },
         (
             Condition("k >= log^2(D/(delta gamma))", k, math.log(D / (delta * gamma)) ** 2),
             Condition("p_o >= k^2/D", p_o, k**2 / D),
@@ -276,7 +298,12 @@ def general_guarantee(
         (
             Condition("delta <= 1/k^3", delta, k**-3.0, at_least=False),
             Condition("mu <= sqrt(d)/D", mu, math.sqrt(d) / D, at_least=False),
-            Condition("sigma_zeta <= min(1/sigma~, sigma~/sqrt(d))", noise, min(1 / spread, spread / math.sqrt(d)), False),
+            Condition(
+                "sigma_zeta <= min(1/sigma~, sigma~/sqrt(d))",
+                noise,
+                min(1 / spread, spread / math.sqrt(d)),
+                False,
+            ),
             Condition("k >= log^2(D m d/(delta gamma p_min))", k, log**2),
             Condition("m >= max(k^4, D, d)", m, max(k**4, D, d)),
             Condition("m >= max(k^12/eps^(3/2), D)", m, max(k**12 / eps**1.5, D)),
@@ -289,7 +316,10 @@ def existence_failure(k: int, D: int, d: int, p_o: float, variance: float, mu: f
     spread = noise**2 * (k + k**2 * mu / math.sqrt(d))
     coherent = k * mu / math.sqrt(d) * p_o * D / math.sqrt(variance)
     return Guarantee(
-        {"e^-k": math.exp(-k), "exp(-1/(sigma_zeta^2 (k + k^2 mu/sqrt(d))))": math.exp(-1 / spread) if spread else 0.0},
+        {
+            "e^-k": math.exp(-k),
+            "exp(-1/(sigma_zeta^2 (k + k^2 mu/sqrt(d))))": math.exp(-1 / spread) if spread else 0.0,
+        },
         (Condition("(k mu/sqrt(d)) (p_o D/sigma~) <= 1/16", coherent, 1 / 16, at_least=False),),
     )
 
@@ -357,7 +387,7 @@ def online_convex(
     start_norm: float,
     comparator_norm: float,
 ) -> OnlineConvex:
-    """mean f_t(theta_t) <= mean f_t(theta*) + ||theta*||^2/(2 lr T) + ||theta_1|| mean ||grad_t|| + lr mean ||grad_t||^2
+    """mean f_t(theta_t) <= mean f_t(theta*) + ||theta*||^2/(2 lr T) + ||theta_1|| mean||grad_t|| + lr mean||grad_t||^2
     for theta_{t+1} = theta_t - lr grad f_t(theta_t), f_t convex (000 Thm A.21).
     """
     T = len(losses)

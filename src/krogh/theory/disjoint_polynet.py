@@ -12,13 +12,13 @@ from jaxtyping import Float
 
 def relevant_weight(t: Float[np.ndarray, "*times"], k: int) -> Float[np.ndarray, "*times"]:
     """v(t) from v(0) = 1: (1 - (k-2) t)^(-1/(k-2)) for k > 2, e^t for k = 2 (003 §5.4.2)."""
-    return np.exp(t) if k == 2 else (1 - (k - 2) * np.asarray(t)) ** (-1 / (k - 2))
+    return np.exp(t) if k == 2 else (1 - (k - 2) * t) ** (-1 / (k - 2))
 
 
 def reach_time(b: Float[np.ndarray, "*values"] | float, k: int) -> Float[np.ndarray, "*values"]:
     """T(b), when v reaches b from v(0) = 1: (1 - b^(2-k))/(k-2), finite (1/(k-2)) even for b = inf when k > 2."""
     b = np.asarray(b, dtype=float)
-    return np.log(b) if k == 2 else (1 - b ** (2 - k)) / (k - 2)
+    return np.asarray(np.log(b) if k == 2 else (1 - b ** (2 - k)) / (k - 2))
 
 
 def flow(v0: Float[np.ndarray, " k"], times: Float[np.ndarray, " times"]) -> Float[np.ndarray, "times k"]:
@@ -132,12 +132,11 @@ def tail_bound(v: float, norm: float, printed: bool = False) -> float:
     return math.exp(-(v**2) / ((1 if printed else 2) * norm**2))
 
 
-def error_lower_bound(
-    v: np.ndarray, u: Float[np.ndarray, "k m"], c: float = 0.56, printed: bool = False
-) -> float:
+def error_lower_bound(v: np.ndarray, u: Float[np.ndarray, "k m"], c: float = 0.56, printed: bool = False) -> float:
     """1/2 - 1/2 prod_i (erf(|v_i|/(||u_i|| sqrt 2)) + slack_i), capped factors (003 Lemma B.9).
 
-    Berry–Esseen gives slack = 2 c max|u| / ||u||, twice because P[|u.z| <= v] has two ends; printed as c max|u| / ||u||^3.
+    Berry–Esseen gives slack = 2 c max|u| / ||u||, twice because P[|u.z| <= v] has two ends; the source prints
+    c max|u| / ||u||^3.
     """
     from scipy.special import erf
 

@@ -48,9 +48,7 @@ def sign_neuron_gradient(
     n = w.shape[-1]
     # w_j^2 = 1, so that chi_{[k] minus j}(w) = chi_{[k] plus j}(w) = chi_[k](w) w_j
     chi = character(w, range(k))
-    xi = np.where(
-        np.arange(n) < k, majority.coefficient(n, k - 1), majority.coefficient(n, k + 1) if k < n else 0.0
-    )
+    xi = np.where(np.arange(n) < k, majority.coefficient(n, k - 1), majority.coefficient(n, k + 1) if k < n else 0.0)
     return -0.5 * u[:, None] * xi * chi[:, None] * w, -0.5 * u * majority.coefficient(n, k) * chi
 
 
@@ -104,7 +102,7 @@ def fourier_gap_sinusoid(
     w: Float[Array, "*batch n"], b: Float[Array, "*batch"] | float, k: int, scale: float = 1.0
 ) -> Float[Array, "*batch"]:
     """Exact relaxed gap Gamma of a sinusoidal neuron (003 §B.3.1), cheap enough to follow along training."""
-    return relaxed_gap(sinusoid_gradient(w, b, k, scale), k)
+    return jnp.asarray(relaxed_gap(sinusoid_gradient(w, b, k, scale), k))
 
 
 def recovery_samples(gap: float, n: int, delta: float = 0.05) -> int:

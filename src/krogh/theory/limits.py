@@ -47,7 +47,7 @@ class RandomSearch:
 
     def cdf(self, t: Float[np.ndarray, "*times"] | float) -> Float[np.ndarray, "*times"]:
         """P[success within t steps]."""
-        return -np.expm1(np.asarray(t) * np.log1p(-self.rate))
+        return np.asarray(-np.expm1(np.asarray(t) * np.log1p(-self.rate)))
 
     def quantile(self, q: float) -> float:
         """Steps within which a share q of the searches succeeds."""

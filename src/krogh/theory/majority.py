@@ -23,9 +23,7 @@ def _coefficient(n: int, k: int) -> Fraction:
     if k % 2 == 0:
         return Fraction(0)
     half = (n - 1) // 2
-    size = Fraction(
-        math.comb(half, (k - 1) // 2) * math.comb(n - 1, half), math.comb(n - 1, k - 1) * 2 ** (n - 1)
-    )
+    size = Fraction(math.comb(half, (k - 1) // 2) * math.comb(n - 1, half), math.comb(n - 1, k - 1) * 2 ** (n - 1))
     return (-1) ** ((k - 1) // 2) * size
 
 

@@ -33,9 +33,7 @@ def initial(
     return jnp.tile(w, (2, 1)), jnp.tile(b, 2), jnp.concatenate([u, -u])
 
 
-def sample_parity(
-    key: PRNGKeyArray, size: int, n: int, k: int
-) -> tuple[Float[Array, "size n"], Float[Array, " size"]]:
+def sample_parity(key: PRNGKeyArray, size: int, n: int, k: int) -> tuple[Float[Array, "size n"], Float[Array, " size"]]:
     """Uniform x on {±1}^n with y = chi_[k](x)."""
     x = jax.random.rademacher(key, (size, n), jnp.float32)
     return x, jnp.prod(x[:, :k], axis=1)

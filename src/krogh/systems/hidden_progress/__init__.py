@@ -15,10 +15,13 @@ system = System(
 )
 
 from krogh.systems.hidden_progress import (  # noqa: E402, F401
+    curves,
     depth,
     generalisation,
     noise,
     progress,
+    robustness,
+    scaling,
     theory,
     theory_flow,
     theory_limits,

@@ -9,7 +9,7 @@ import xarray as xr
 from jaxtyping import Float
 
 from krogh.lab import all_of, at_least, at_most, between, every
-from krogh.lab.figures import new_figure, reported, theory
+from krogh.lab.figures import COLOURS, new_figure, reported, theory
 from krogh.lab.statistics import bootstrap, interval, ks_geometric, local_exponents, percentile, power_law
 from krogh.systems.hidden_progress import system
 from krogh.systems.hidden_progress.configurations import configurations, parity_run
@@ -116,24 +116,30 @@ def plot_medians(ds: xr.Dataset):
 
 def _median_panel(ax, reached: xr.DataArray) -> None:
     """Median t_c against n for each k, with bootstrap intervals and the fitted power law, on log-log axes."""
-    for k in reached.k.values:
+    for k, colour in zip(reached.k.values, COLOURS, strict=False):
         rows = [reached.sel(k=k, n=n).values for n in reached.n.values]
-        middle = np.array([np.median(row) for row in rows])
-        seen = np.isfinite(middle)
-        if not seen.any():
+        rows = {n: row for n, row in zip(reached.n.values, rows, strict=True) if np.isfinite(np.median(row))}
+        if not rows:
             continue
-        ns, middle = reached.n.values[seen], middle[seen]
-        limits = [interval(bootstrap([row], np.median, resamples=100)) for row, s in zip(rows, seen, strict=True) if s]
-        low, high = np.array(limits).T
-        high = np.where(np.isfinite(high), high, middle)
+        ns, middle = np.array(list(rows)), np.array([np.median(row) for row in rows.values()])
+        low, high = np.array([interval(bootstrap([row], np.median, resamples=100)) for row in rows.values()]).T
         label = f"k = {k}"
         if len(ns) > 1:
             slope, factor = power_law(ns, middle)
             label += f": $n^{{{slope:.2f}}}$"
-        drawn = ax.errorbar(ns, middle, [middle - low, high - middle], fmt="o", label=label, capsize=2)
-        if len(ns) > 1:
-            ax.plot(ns, factor * ns**slope, color=drawn[0].get_color(), linewidth=0.8)
+            ax.plot(ns, factor * ns**slope, color=colour, linewidth=0.8)
+        # an interval that reaches the censored runs is open above
+        above = np.where(np.isfinite(high), high, middle) - middle
+        ax.errorbar(ns, middle, [middle - low, above], fmt="o", color=colour, label=label, capsize=2)
     ax.set(xscale="log", yscale="log", xlabel="n", ylabel="median $t_c$ (steps)")
+    _plain_ticks(ax, reached.n.values)
+
+
+def _plain_ticks(ax, ns: np.ndarray) -> None:
+    """At most five of the n as ticks of a logarithmic axis, as they are."""
+    shown = ns[np.unique(np.linspace(0, len(ns) - 1, 5).round().astype(int))]
+    ax.set_xticks(shown, [f"{n:g}" for n in shown])
+    ax.set_xticks([], minor=True)
 
 
 # ------------------------------------------------------------------------------------------- Figure 5.2, left
@@ -257,6 +263,13 @@ def exponent_worsens(ds: xr.Dataset):
     return at_least(tuple(ds.reached.sel(n=n).values for n in ends), 0.4, stat=steepening)
 
 
+def _local_interval(reached: xr.DataArray) -> tuple[float, float]:
+    def exponent(*times: np.ndarray) -> float:
+        return float(local_exponents(reached.n, [np.median(t) for t in times])[0])
+
+    return interval(bootstrap(list(reached.transpose("n", "seed").values), exponent, resamples=100))
+
+
 @elbow.figure
 def plot_elbow(ds: xr.Dataset):
     figure, (left, right) = new_figure(2, size=(6.4, 2.8))
@@ -266,18 +279,13 @@ def plot_elbow(ds: xr.Dataset):
     theory(left, ds.n, middle[0] * (ds.n / ds.n[0]) ** first, f"slope at small n, {first:.2f}")
     left.set_title(f"{ds.attrs['configuration']}, k = {int(ds.k)}")
     left.legend()
-    draws = bootstrap(
-        list(ds.reached.transpose("n", "seed").values),
-        lambda *times: local_exponents(ds.n, np.median(times, axis=-1)).T,
-        resamples=100,
-        batched=True,
-    )
     between_n = np.sqrt(ds.n.values[1:] * ds.n.values[:-1])
     value = local_exponents(ds.n, middle)
-    low, high = np.nanquantile(draws, [0.025, 0.975], axis=1) if draws.ndim == 2 else (value, value)
+    low, high = np.array([_local_interval(ds.reached.isel(n=[i, i + 1])) for i in range(len(value))]).T
     right.errorbar(between_n, value, [value - low, high - value], fmt="o-", capsize=2)
     reported(right, first, "constant exponent")
     right.set(xscale="log", xlabel="n", ylabel="$d \\ln t_c / d \\ln n$", title="reported: the exponent worsens")
+    _plain_ticks(right, ds.n.values)
     right.legend()
     return figure
 

@@ -90,12 +90,16 @@ def plot_flow(ds: xr.Dataset) -> "Figure":
         figures.theory(left, cell.time, cell.closed, None)
         if k > 2:
             low, high = cell.reach_time_bound / cell.reach_time, cell.remaining_time_bound / cell.remaining_time
-            right.loglog(low, high, "o", markersize=2.5, label=f"k = {k}")
-    left.set(xlabel="time", ylabel="relevant weight v(t)", title="Flow from v = 1: integrated, closed form (dashed)")
+            right.semilogx(low, high, "o", markersize=2.5, label=f"k = {k}")
+    left.set(xlabel="time", ylabel="relevant weight v(t)", title="Integrated flow, closed form dashed")
     left.legend()
     right.axvline(1, color="black", linestyle="--", linewidth=1)
     right.axhline(1, color="black", linestyle="--", linewidth=1)
-    right.set(xlabel="lower bound on T(b) / T(b)", ylabel="upper bound / rest of the time", title="Lemma B.8")
+    right.set(
+        xlabel="lower bound / time to reach b",
+        ylabel="upper bound / time from b on",
+        title="Lemma B.8, Gaussian weights",
+    )
     right.legend()
     return figure
 
@@ -131,13 +135,13 @@ def errors(s: Errors) -> xr.Dataset:
                 )
                 sampled[row, column, place] = _sampled_error(rng, w, s.samples)
 
-    v = np.arange(2, s.tail_weights // 2 + 1, 2)
+    v = np.arange(2.0, s.tail_weights // 2 + 1, 2.0)
     norm = math.sqrt(s.tail_weights)
     tail = [sum(polynet.overturned_signs(s.tail_weights, value)) for value in v]
 
     k, m = 3, s.lattice_block - 1
-    # odd values lie between the points of the lattice, where there are no ties
-    between = np.arange(1, 4 * math.isqrt(m), 2)
+    # just past the points of the lattice: no ties, and the error has jumped below its Gaussian approximation
+    between = np.arange(0, 4 * math.isqrt(m), 2) + 0.1
     u = np.ones((k, m))
     lattice = [polynet.error(np.full(k, polynet.overturned_signs(m, b)[0]), np.zeros(k)) for b in between]
     return xr.Dataset(

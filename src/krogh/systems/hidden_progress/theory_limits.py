@@ -30,7 +30,7 @@ class FixedFeatures:
     width: int = 10
     degrees: tuple[int, ...] = (1, 2, 3, 4, 5, 6)
     radii: tuple[float, ...] = (1.0, 3.0, 10.0, 30.0, 100.0)
-    seeds: int = 20
+    seeds: int = 10
 
 
 @system.experiment(

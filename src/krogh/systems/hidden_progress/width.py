@@ -105,7 +105,7 @@ def kernel_plot(ds: xr.Dataset):
             value, color=COLOURS[1], linestyle=style, linewidth=1.2, label=f"tangent ridge, {split}: {value:.3f}"
         )
     ax.set(xlabel="step t", ylabel="accuracy", ylim=(0.45, 1.02))
-    ax.legend(loc="center right")
+    ax.legend(loc="upper left", bbox_to_anchor=(0, 1.28))
     return fig
 
 
@@ -251,7 +251,7 @@ class MinimalWidth:
     k: int = 3
     cases: tuple[tuple[str, int, float], ...] = (("*i", 32, 0.1), ("*i", 128, 0.1), ("*ii", 32, 0.01))
     steps: int = 20_000
-    seeds: int = 64
+    seeds: int = 160
 
 
 @system.experiment(
@@ -266,9 +266,9 @@ class MinimalWidth:
 def minimal(s: MinimalWidth) -> xr.Dataset:
     known = configurations(s.k)
     parts = [
-        sweep(
-            parity_run(known[id], s.n, s.k, s.steps, every=50, seeds=s.seeds, validation=1024, batch=batch, lr=lr)
-        ).data[["accuracy", "reached", "status"]]
+        sweep(parity_run(known[id], s.n, s.k, s.steps, every=50, seeds=s.seeds, batch=batch, lr=lr)).data[
+            ["accuracy", "reached", "status"]
+        ]
         for id, batch, lr in s.cases
     ]
     return xr.concat(parts, dim="case").assign_coords(case=[f"({id}) B={batch}" for id, batch, _ in s.cases])
@@ -300,7 +300,7 @@ def minimal_plot(ds: xr.Dataset):
         right.hist(final, bins=np.linspace(0.45, 1, 23), histtype="step", color=colour, label=str(case))
     left.set(xscale="log", xlabel="step t", ylabel="share of seeds at 100 %", ylim=(0, 1.05))
     right.set(xlabel="accuracy at the end", ylabel="seeds")
-    left.legend(title="dotted: claimed share")
+    left.legend(title="dotted: claimed share", loc="upper left")
     right.axvline(1 - math.pow(2, -3), color="0.5", linestyle=":", linewidth=1, label="one of $2^k$ cells wrong")
     right.legend()
     return fig

@@ -1,4 +1,4 @@
-"""A good network exists, the gradients are what the lemmas say, and what the theorem guarantees (Lemmas 2.5, A.6, A.17, Thm 2.1)."""
+"""A good network exists, the gradients are as stated, and what is guaranteed (Lemmas 2.5, A.6, A.17, Thm 2.1)."""
 
 from dataclasses import dataclass
 
@@ -56,7 +56,9 @@ def construction(s: Constructions) -> xr.Dataset:
             )
         )
     names = ("error", "output", "smallest_bias", "largest_bias", "preactivation", "size")
-    return xr.Dataset({name: ("case", np.array(column)) for name, column in zip(names, zip(*rows), strict=True)})
+    return xr.Dataset(
+        {name: ("case", np.array(column)) for name, column in zip(names, zip(*rows, strict=True), strict=True)}
+    )
 
 
 @construction.claim(
@@ -117,7 +119,9 @@ def gradients(s: Gradients) -> xr.Dataset:
 
 
 @gradients.claim(
-    "01.2", "The formulas agree with automatic differentiation to a relative error below 1e-5", source="Lemma A.6"
+    "01.2",
+    "The formulas agree with automatic differentiation to a relative error below 1e-5",
+    source="Lemma A.6",
 )
 def gradients_agree(ds: xr.Dataset):
     return at_most(float(ds.error.max()), 1e-5)
@@ -137,7 +141,7 @@ class Heads:
     presets={"smoke": Heads(widths=(300, 10_000)), "quick": Heads()},
 )
 def explicit(s: Heads) -> xr.Dataset:
-    """The features depend on x only through the count s: sigma(slope_i (s - u) + b_i), slope_i = a_i beta_i gamma/sigma~^2."""
+    """The features see x only through the count: sigma(slope_i (count - u) + b_i), slope_i = a_i beta_i gamma/sigma~^2."""
     gamma, variance, u = 0.25, 25.0, s.k / 2
     counts = np.arange(s.k + 1)
     y = np.where(counts % 2 == 1, 1, -1)
@@ -157,7 +161,12 @@ def explicit(s: Heads) -> xr.Dataset:
             served[row, seed] = np.all(y * g >= 1)
     dims = ("m", "seed")
     return xr.Dataset(
-        {"margin": (dims, margin), "zero_loss": (dims, served), "support": (dims, support), "largest": (dims, largest)},
+        {
+            "margin": (dims, margin),
+            "zero_loss": (dims, served),
+            "support": (dims, support),
+            "largest": (dims, largest),
+        },
         coords={"m": list(s.widths)},
     )
 

@@ -108,7 +108,9 @@ def parity_maps(s: Readings) -> xr.Dataset:
         for reading in readings:
             one = first_step(r.start, r.train.x, r.train.y, 1e-3, s.sigma_xi, KEPT[reading])
             for d in s.dimensions:
-                outside = off_span_norm(jr.fold_in(jr.key(seed), d), d - s.D, 1e-3 * KEPT[reading] / s.k, one.bias.shape)
+                outside = off_span_norm(
+                    jr.fold_in(jr.key(seed), d), d - s.D, 1e-3 * KEPT[reading] / s.k, one.bias.shape
+                )
                 out[reading, d] = jnp.max(feature_cosines(one, r.task, outside))
         return list(out.values())
 
@@ -242,7 +244,11 @@ class Lookup:
 @system.experiment(
     "fig-A.11",
     "Weights in the early steps when the label is looked up from 100 hidden words (quick: m = 100, n = 20 000)",
-    presets={"smoke": Lookup(D=40, k=10, words=8, m=20, n=2000), "quick": Lookup(), "paper": Lookup(m=300, n=50_000)},
+    presets={
+        "smoke": Lookup(D=40, k=10, words=8, m=20, n=2000),
+        "quick": Lookup(),
+        "paper": Lookup(m=300, n=50_000),
+    },
 )
 def lookup_maps(s: Lookup) -> xr.Dataset:
     with jax.enable_x64(True):

@@ -1,12 +1,12 @@
 """What the first and the second step do to every neuron: Lemmas 2.6, A.8, A.13, A.14 (000 §2.5.1, A.4)."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import jax.numpy as jnp
 import numpy as np
 import xarray as xr
 
-from krogh.lab import all_of, at_least, at_most, between, every, share_at_least
+from krogh.lab import all_of, at_least, at_most, between, every
 from krogh.probes.dictionary import feature_cosines, pattern_components, unmet_margin
 from krogh.systems.pattern_dictionary import system
 from krogh.systems.pattern_dictionary.recipe import Setting, head_accuracy, over_seeds, replica, two_steps
@@ -64,7 +64,9 @@ def first_gradient(s: Setting) -> xr.Dataset:
 
 
 @first_gradient.claim(
-    "Lemma A.8", "E|phi_j| = 2 sigma_phi^2 sigma~ off A and E[y phi_j] = gamma/sigma~ on A, within 2%", source="Lemma A.8"
+    "Lemma A.8",
+    "E|phi_j| = 2 sigma_phi^2 sigma~ off A and E[y phi_j] = gamma/sigma~ on A, within 2%",
+    source="Lemma A.8",
 )
 def identities(ds: xr.Dataset):
     return all_of(
@@ -82,7 +84,11 @@ def plot_first_gradient(ds: xr.Dataset):
     ax.plot(beta, ds.signal.values.ravel(), ".", markersize=2, label="mean of T_j on A")
     ax.plot(beta, ds.noise.values.ravel(), ".", markersize=2, label="rms of T_j off A")
     theory(ax, [0, 1], [0, ds.predicted_signal], "beta gamma / sigma~")
-    ax.set(xlabel="share of active samples beta", ylabel="T_j", title=f"printed bound eps_e = {ds.eps_e:.3g}: vacuous")
+    ax.set(
+        xlabel="share of active samples beta",
+        ylabel="T_j",
+        title=f"printed bound eps_e = {ds.eps_e:.3g}: vacuous",
+    )
     ax.legend()
     return fig
 
@@ -249,7 +255,8 @@ def first_rate(s: Rates) -> xr.Dataset:
 def one_step_head_is_linear(ds: xr.Dataset):
     small = ds.sel(lr=ds.lr <= 1e-3)
     return all_of(
-        one=at_most(small.one.max("lr"), 0.86, over="seed"), two=at_least(small.two.min("lr"), 0.99, over="seed")
+        one=at_most(small.one.max("lr"), 0.86, over="seed"),
+        two=at_least(small.two.min("lr"), 0.99, over="seed"),
     )
 
 

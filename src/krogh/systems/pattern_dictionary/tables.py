@@ -97,7 +97,9 @@ parity_table.figure(show_table)
 
 
 @parity_table.claim(
-    "01.3", "Two Step and Network reach a test accuracy of at least 0.99 in every seed", source="Table A.1, Thm 2.1"
+    "01.3",
+    "Two Step and Network reach a test accuracy of at least 0.99 in every seed",
+    source="Table A.1, Thm 2.1",
 )
 def parity_learned(ds: xr.Dataset):
     return learns(ds)
@@ -160,9 +162,7 @@ def plot_parity_curves(ds: xr.Dataset):
     return fig
 
 
-@parity_curves.claim(
-    "01.4", "The network ends above both fixed-feature methods by at least 0.09", source="Fig 2.1"
-)
+@parity_curves.claim("01.4", "The network ends above both fixed-feature methods by at least 0.09", source="Fig 2.1")
 def curves_ordered(ds: xr.Dataset):
     return fixed_features_fail(ds)
 
@@ -260,7 +260,11 @@ DIMENSIONS_SMOKE = Dimensions(D=40, m=40, n=4000, steps=60, batch=500, test=1000
 @system.experiment(
     "table-A.3",
     "Input dimension 100 and 2000: six methods (quick: exact reduction, m = 150, 3 seeds)",
-    presets={"smoke": DIMENSIONS_SMOKE, "quick": Dimensions(m=150, seeds=3), "paper": Dimensions(reduced=False)},
+    presets={
+        "smoke": DIMENSIONS_SMOKE,
+        "quick": Dimensions(m=150, seeds=3),
+        "paper": Dimensions(reduced=False),
+    },
 )
 def dimension_table(s: Dimensions) -> xr.Dataset:
     return by_dimension(s)
@@ -279,7 +283,11 @@ def robust_in_dimension(ds: xr.Dataset):
 @system.experiment(
     "fig-A.5",
     "Test accuracy while training at input dimension 100 and 2000",
-    presets={"smoke": DIMENSIONS_SMOKE, "quick": Dimensions(m=150, seeds=3), "paper": Dimensions(reduced=False)},
+    presets={
+        "smoke": DIMENSIONS_SMOKE,
+        "quick": Dimensions(m=150, seeds=3),
+        "paper": Dimensions(reduced=False),
+    },
 )
 def dimension_curves(s: Dimensions) -> xr.Dataset:
     return by_dimension(s)
