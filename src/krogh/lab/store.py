@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from krogh import files
 from krogh.errors import InputError, StoreError, nearest
 from krogh.lab.environment import environment, now
 from krogh.lab.system import PRESETS, Experiment, find
@@ -259,18 +260,9 @@ def writing(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def whole(path: Path) -> Iterator[Path]:
-    """A file written whole or not at all: a temporary neighbour, flushed to disk, renamed at the end."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with writing(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            yield temporary
-            with open(temporary, "rb") as file:
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
+    """`files.whole`, with a failure of the file system told in one sentence."""
+    with writing(path), files.whole(path) as temporary:
+        yield temporary
 
 
 def checksum(path: Path) -> str:

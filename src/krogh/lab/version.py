@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 # An experiment's result does not depend on how it is stored, judged or called.
-NOT_USED = ("krogh.lab", "krogh.cli", "krogh.errors")
+NOT_USED = ("krogh.lab", "krogh.cli", "krogh.errors", "krogh.files")
 REGISTRATION = {"experiment", "claim", "figure"}
 
 

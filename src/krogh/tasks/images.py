@@ -7,7 +7,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Float, Int, PRNGKeyArray, UInt8
 
 from krogh.data import load
 from krogh.errors import InputError
@@ -25,9 +25,9 @@ class Images(Task):
     over the training part, all pixels j together.
     """
 
-    images: Int[Array, "n *shape"]
+    images: UInt8[Array, "n *shape"]
     labels: Array
-    test_images: Int[Array, "m *shape"]
+    test_images: UInt8[Array, "m *shape"]
     test_labels: Array
     mean: float | Array
     std: float | Array
@@ -60,7 +60,7 @@ class Images(Task):
         """The whole test part."""
         return Batch(self.normalised(self.test_images), self.test_labels)
 
-    def normalised(self, pixels: Int[Array, "*batch_shape"]) -> Float[Array, "*batch_shape"]:
+    def normalised(self, pixels: UInt8[Array, "*batch_shape"]) -> Float[Array, "*batch_shape"]:
         return (pixels / 255 - self.mean) / self.std
 
     def shuffled(self, key: PRNGKeyArray) -> "Images":
@@ -132,6 +132,30 @@ def _moments(pixels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def gaussians(task: Images, key: PRNGKeyArray, size: int) -> Float[Array, "size *shape"]:
     """Inputs without structure, N(0, rms² I): their mean square norm is that of the images."""
     return task.rms * jax.random.normal(key, (size, *task.in_shape))
+
+
+class WithUnlabelled(Task):
+    """The images, each batch with as many unlabelled inputs beside it in `latents["unlabelled"]`."""
+
+    labelled: Images
+    unlabelled: Float[Array, "n *shape"]
+
+    @property
+    def in_shape(self) -> tuple[int, ...]:
+        return self.labelled.in_shape
+
+    @property
+    def outputs(self) -> int:
+        return self.labelled.outputs
+
+    def sample(self, key: PRNGKeyArray, size: int) -> Batch:
+        from_images, from_rest = jax.random.split(key)
+        chosen = jax.random.randint(from_rest, (size,), 0, len(self.unlabelled))
+        return self.labelled.sample(from_images, size)._replace(latents={"unlabelled": self.unlabelled[chosen]})
+
+    def test(self) -> Batch:
+        """The test part of the images."""
+        return self.labelled.test()
 
 
 class TeacherMixture(Task):

@@ -4,7 +4,6 @@ import contextlib
 import hashlib
 import os
 import pickle
-import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -12,6 +11,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from krogh.files import whole
 
 Progress = Callable[[str, float, float | None, float], None]
 
@@ -44,22 +45,6 @@ def current_workspace() -> Workspace:
     return _current.get()
 
 
-def write_whole(path: Path, payload: bytes) -> None:
-    """Write a file so that it is there complete or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(payload)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise
-
-
 class Checkpoint:
     """One run's saved state: pickled arrays behind their SHA-256."""
 
@@ -87,5 +72,6 @@ class Checkpoint:
         if self.path is None:
             return
         payload = pickle.dumps(state, protocol=pickle.HIGHEST_PROTOCOL)
-        write_whole(self.path, hashlib.sha256(payload).digest() + payload)
+        with whole(self.path) as temporary:
+            temporary.write_bytes(hashlib.sha256(payload).digest() + payload)
         self._last = time.monotonic()

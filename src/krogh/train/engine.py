@@ -15,7 +15,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from krogh.errors import InputError
 from krogh.train.checkpoint import Checkpoint, current_workspace
-from krogh.train.program import REACHED, RUNNING, Program, Replica, own_leaves, stage_task
+from krogh.train.program import REACHED, RUNNING, Program, Replica, each, own_leaves, stage_task
 from krogh.train.spec import Group, fingerprint, group_key
 
 # A stage is cut into at most this many chunks, each of at least so many steps of the whole ensemble.
@@ -249,7 +249,7 @@ class Ensemble:
             )
 
             def enter(replicas, shared):
-                return jax.vmap(lambda r: entering.enter(r, shared)[0])(replicas), replicas.status
+                return each(lambda r: entering.enter(r, shared)[0], replicas), replicas.status
 
             journal.replicas, _ = self._compiled("enter", enter, (journal.replicas, shared), False, (index,))
             journal.stage, journal.chunk = index, 0
@@ -311,7 +311,7 @@ class Ensemble:
 
         def measure(replicas, shared):
             t = jnp.zeros((), jnp.int32)
-            out = jax.vmap(lambda r: program.measure(r, shared, t))(replicas)
+            out = each(lambda r: program.measure(r, shared, t), replicas)
             return replicas, jax.tree.map(lambda a: a[None], out)
 
         journal.replicas, out = self._compiled("measure", measure, (journal.replicas, shared), True)

@@ -1,17 +1,18 @@
 """`train` and `sweep`: from a task, a network and a learner to one labelled dataset."""
 
+from __future__ import annotations
+
 import dataclasses
 import itertools
 import math
 import operator
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import equinox as eqx
 import jax
 import numpy as np
-import xarray as xr
 
 from krogh.errors import InputError, nearest
 from krogh.nn.base import Architecture
@@ -21,6 +22,9 @@ from krogh.train.learners import Learner, Stage
 from krogh.train.program import DIVERGED, REACHED
 from krogh.train.spec import Spec, group_key, make_group, probe_inputs, probe_name
 from krogh.train.success import Reach
+
+if TYPE_CHECKING:
+    import xarray as xr
 
 PRECISIONS = ("highest", "high", "default", "tensorfloat32", "bfloat16", "float32", "TF32_TF32_F32_X3")
 STREAMS = ("init_seed", "data_seed")
@@ -284,6 +288,8 @@ def _replaced(module: Any, path: tuple, value: Any) -> Any:
 
 
 def _dataset(spec: Spec, axes: dict[str, tuple], results: list[tuple[np.ndarray, Result]]) -> xr.Dataset:
+    import xarray as xr
+
     shape = tuple(len(v) for v in axes.values())
     size = math.prod(shape)
     dims = {name: d for probe in spec.probes for name, d in _probe_dims(probe).items()}

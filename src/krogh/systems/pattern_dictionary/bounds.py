@@ -25,7 +25,7 @@ from krogh.systems.pattern_dictionary.recipe import (
 )
 from krogh.tasks.base import Batch
 from krogh.tasks.dictionary import ParityDictionary
-from krogh.theory.boolean import cube
+from krogh.theory.boolean import cube, degrees
 from krogh.theory.dictionary import (
     fixed_feature_bounds,
     fixed_feature_conditions,
@@ -70,12 +70,13 @@ def fixed_features(s: Fixed) -> xr.Dataset:
         .build(small, jr.key(0))
         .hidden(jnp.asarray(cube(s.enumerated_D)) / math.sqrt(s.enumerated_D))
     )
+    squares = correlations(np.asarray(features, np.float64))
     reach = largest_useful_norm(2 * s.m, s.D, s.k)
     return ds.assign(
         {name: ("seed", [getattr(b, name) for b in bounds]) for name in bounds[0]._fields}
         | {"with_correlation": 0.5 * (1 - ds.norm * ds.correlation)}
     ).assign_attrs(
-        rms_correlation=float(np.sqrt(correlations(np.asarray(features, np.float64), s.enumerated_k).mean())),
+        rms_correlation=float(np.sqrt(squares[degrees(s.enumerated_D) == s.enumerated_k].mean())),
         parseval=math.sqrt(2 * s.enumerated_m / math.comb(s.enumerated_D, s.enumerated_k)),
         corrected_up_to=reach[0],
         derived_up_to=reach[1],

@@ -141,7 +141,7 @@ class Heads:
     presets={"smoke": Heads(widths=(300, 10_000)), "quick": Heads()},
 )
 def explicit(s: Heads) -> xr.Dataset:
-    """The features see x only through the count: sigma(slope_i (count - u) + b_i), slope_i = a_i beta_i gamma/sigma~^2."""
+    """The features see x only through the count: sigma(slope_i (count - u) + b_i), slope = a beta gamma/sigma~^2."""
     gamma, variance, u = 0.25, 25.0, s.k / 2
     counts = np.arange(s.k + 1)
     y = np.where(counts % 2 == 1, 1, -1)

@@ -98,7 +98,7 @@ def smoothed_hinge(sigma_xi: float, weighted: bool) -> Callable:
 
 
 def aggressive(s: Setting, task: PatternDictionary, steps: int = 2) -> list[Stage]:
-    """The first one or two full-batch steps; a direct decay of exactly 1 wipes (added to the gradient it would drown it)."""
+    """The first one or two full-batch steps; a direct decay of 1 wipes exactly (added to the gradient it drowns it)."""
     lr, objective = s.first_lr(task), smoothed_hinge(s.sigma_xi, s.weighted)
     full: dict[str, Any] = dict(batch=None, samples=s.n, objective=objective, decay="direct")
     one = SGD(lr=lr, weight_decay={"weights": 1 - KEPT[s.reading] * lr, "bias": 0.0, "output": 0.0}, **full)
