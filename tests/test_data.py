@@ -13,8 +13,8 @@ import pytest
 
 from krogh import data
 from krogh.data import sources as fetching
-from krogh.data.sources import Entry, Source
 from krogh.data.images import CIFAR, IDX, from_cifar_binary, from_cifar_sheets, from_idx, parse_idx
+from krogh.data.sources import Entry, Source
 from krogh.errors import InputError
 
 
@@ -41,7 +41,10 @@ def small(parts, monkeypatch):
     members = [idx(v) for v in parts.values()]
     digest = hashlib.sha256(b"".join(members)).hexdigest()
     names = tuple(f"package/{file}" for file in IDX)
-    sources = (Source("folder", "small", "", IDX, digest, from_idx), Source("npm", "small", "1.0", names, digest, from_idx))
+    sources = (
+        Source("folder", "small", "", IDX, digest, from_idx),
+        Source("npm", "small", "1.0", names, digest, from_idx),
+    )
     monkeypatch.setattr(fetching, "_entries", {"small": Entry("small", "", "", sources)})
     calls = []
 

@@ -10,7 +10,19 @@ if "jax_num_cpu_devices" in jax.config.values and "XLA_FLAGS" not in os.environ:
         jax.config.update("jax_num_cpu_devices", len(os.sched_getaffinity(0)))
 
 from krogh import nn, probes, tasks  # noqa: E402
-from krogh.train import SGD, Adam, Reach, Run, SignDescent, Stage, log_spaced, spec, sweep, train  # noqa: E402
+from krogh.train import (  # noqa: E402
+    SGD,
+    Adam,
+    Reach,
+    Run,
+    SignDescent,
+    Stage,
+    log_spaced,
+    spec,
+    sweep,
+    train,
+    workspace,
+)
 
 __version__ = "0.1.0"
 
@@ -28,4 +40,5 @@ __all__ = [
     "sweep",
     "tasks",
     "train",
+    "workspace",
 ]

@@ -66,7 +66,7 @@ register(
     )
 )
 
-# The npm package of this name is no source: its images are shuffled across the two parts and some are not in the original.
+# The npm package of this name is no source: it shuffles the two parts together, and not all images are original.
 register(
     Entry(
         name="fashion-mnist",

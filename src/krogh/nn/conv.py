@@ -41,7 +41,9 @@ class Conv(eqx.Module):
     stride: int = eqx.field(static=True)
     precision: Any = eqx.field(static=True)
 
-    def __init__(self, inputs: int, filters: int, side: int = 3, stride: int = 1, precision: Any = None, *, key: PRNGKeyArray):
+    def __init__(
+        self, inputs: int, filters: int, side: int = 3, stride: int = 1, precision: Any = None, *, key: PRNGKeyArray
+    ):
         fan_in = side * side * inputs
         self.weights = gaussian(key, (side, side, inputs, filters), fan_in, filters)
         self.stride = stride

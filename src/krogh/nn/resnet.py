@@ -13,7 +13,7 @@ from krogh.tasks.base import Task
 
 
 class Block(eqx.Module):
-    """relu(norm(conv(relu(norm(conv(x))))) + shortcut(x)); the shortcut is a normed 1 x 1 convolution where shapes change."""
+    """relu(norm(conv(relu(norm(conv(x))))) + shortcut(x)); where shapes change the shortcut is norm(1 x 1 conv)."""
 
     convs: tuple[Conv, Conv]
     norms: tuple[BatchNorm, BatchNorm]
@@ -55,7 +55,9 @@ class ResidualNetwork(eqx.Module):
         """One image, normalised with the running statistics."""
         return self._forward(x[None], train=False)[0][0]
 
-    def batch(self, x: Float[Array, "batch *image"], key: PRNGKeyArray | None = None) -> tuple[Array, "ResidualNetwork"]:
+    def batch(
+        self, x: Float[Array, "batch *image"], key: PRNGKeyArray | None = None
+    ) -> tuple[Array, "ResidualNetwork"]:
         """A batch normalised with its own statistics, and the network with its running statistics moved on."""
         return self._forward(x, train=True)
 

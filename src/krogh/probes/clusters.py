@@ -6,6 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
+Rows = Float[Array, "points size"] | Float[np.ndarray, "points size"]
+
 
 class Split(NamedTuple):
     """Mean cosine of each cluster's members to its centre, and the cosine between the two centres."""
@@ -15,11 +17,11 @@ class Split(NamedTuple):
     between: Float[Array, ""]
 
 
-def unit(rows: Float[Array, "points size"]) -> Float[Array, "points size"]:
+def unit(rows: Float[Array, "*points size"] | Float[np.ndarray, "*points size"]) -> Float[Array, "*points size"]:
     return rows / jnp.maximum(jnp.linalg.norm(rows, axis=-1, keepdims=True), 1e-30)
 
 
-def members(rows: Float[Array, "points size"]) -> Bool[Array, " points"]:
+def members(rows: Rows) -> Bool[Array, " points"]:
     """Which side of the split a row lies on: the sign of the top eigenvector of the cosine Gram matrix, the larger
     side first (True)."""
     points = unit(rows)
@@ -27,7 +29,7 @@ def members(rows: Float[Array, "points size"]) -> Bool[Array, " points"]:
     return jnp.where(2 * side.sum() >= side.size, side, ~side)
 
 
-def split(rows: Float[Array, "points size"], side: Bool[Array, " points"] | None = None) -> Split:
+def split(rows: Rows, side: Bool[Array, " points"] | None = None) -> Split:
     """The (first, second, between) cosines of a split of the rows, by default the one `members` finds.
 
     A centre is the mean of its members' unit vectors; an empty side counts as cosine 0.
@@ -40,7 +42,7 @@ def split(rows: Float[Array, "points size"], side: Bool[Array, " points"] | None
     return Split(own[0], own[1], centres[0] @ centres[1])
 
 
-def tightest(rows: Float[Array, "points size"], share: float = 0.2) -> tuple[np.ndarray, np.ndarray]:
+def tightest(rows: Rows, share: float = 0.2) -> tuple[np.ndarray, np.ndarray]:
     """Indices of the `share` of rows nearest each end of the top eigenvector: two clusters picked by rule, where the
     source picks them by hand from the map."""
     points = np.asarray(unit(rows))
@@ -49,7 +51,7 @@ def tightest(rows: Float[Array, "points size"], share: float = 0.2) -> tuple[np.
     return order[:count], order[-count:]
 
 
-def plane(rows: Float[Array, "points size"]) -> Float[np.ndarray, "points 2"]:
+def plane(rows: Rows) -> Float[np.ndarray, "points 2"]:
     """Metric multidimensional scaling of the rows under the dissimilarity 1 - cos, from the top two eigenvectors."""
     from sklearn.manifold import smacof
 
@@ -61,7 +63,7 @@ def plane(rows: Float[Array, "points size"]) -> Float[np.ndarray, "points 2"]:
     return smacof(apart, n_components=2, init=start, n_init=1)[0]
 
 
-def count_clusters(rows: Float[Array, "points size"], most: int = 6) -> int:
+def count_clusters(rows: Rows, most: int = 6) -> int:
     """The number of clusters of the unit rows, 2 to `most`, with the best mean silhouette (cosine distance)."""
     from sklearn.cluster import KMeans
     from sklearn.metrics import silhouette_score

@@ -13,7 +13,6 @@ from krogh.data import load
 from krogh.errors import InputError
 from krogh.tasks.base import Batch, Task
 
-
 Normalise = Literal["channel", "total", "none"]
 
 

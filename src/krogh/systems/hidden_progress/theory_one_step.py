@@ -11,6 +11,7 @@ import numpy as np
 import xarray as xr
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from krogh.errors import InputError
 from krogh.lab import all_of, at_least, at_most, every, figures, share_at_least
 from krogh.systems.hidden_progress import system
 from krogh.theory import majority, one_step
@@ -52,7 +53,7 @@ def _sign_neuron_samples(
 ) -> Float[Array, "seeds n"]:
     """mean(y x 1[w.x > 0]) over `samples` inputs drawn as packed bits, for one random sign vector w per key."""
     if n > 32:
-        raise ValueError("an input is packed into one 32-bit word")
+        raise InputError(f"n is {n}; an input is drawn as one 32-bit word, so that it can be at most 32.")
     coordinate = jnp.arange(n, dtype=jnp.uint32)
 
     def one(key: PRNGKeyArray) -> Array:

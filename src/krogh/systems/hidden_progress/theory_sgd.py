@@ -10,6 +10,7 @@ import numpy as np
 import xarray as xr
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from krogh.errors import InputError
 from krogh.lab import all_of, at_least, every, figures, share_at_least
 from krogh.systems.hidden_progress import system
 from krogh.theory import disjoint_polynet as polynet
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 def _signs(word: Array, k: int, block: int) -> Float[Array, "k block"]:
     """An input of {±1}^(k block) from the low bits of one 32-bit word."""
+    if k * block > 32:
+        raise InputError(f"n is {k * block}; an input is drawn as one 32-bit word, so that it can be at most 32.")
     bits = (word >> jnp.arange(k * block, dtype=jnp.uint32)) & 1
     return (1.0 - 2.0 * bits.astype(jnp.float32)).reshape(k, block)
 

@@ -1,4 +1,4 @@
-"""Two-layer networks on two classes of images: their weights gather into clusters (000 §2.5, A.7.4, Figs 2.3, A.13-A.15)."""
+"""Two-layer networks on two classes of images: weights gather into clusters (000 §A.7.4, Figs 2.3, A.13-A.15)."""
 
 from dataclasses import dataclass
 
@@ -78,10 +78,12 @@ def presets(data: str) -> dict[str, Clusters]:
     }
 
 
-mnist = system.experiment("fig-2.3", "MNIST 0/1: the weights gather into two clusters (also Fig A.13)", presets("mnist"))(clusters)
-cifar = system.experiment("fig-A.14", "CIFAR-10 airplane/automobile: the weights gather into two clusters", presets("cifar-10"))(
-    clusters
-)
+mnist = system.experiment(
+    "fig-2.3", "MNIST 0/1: the weights gather into two clusters (also Fig A.13)", presets("mnist")
+)(clusters)
+cifar = system.experiment(
+    "fig-A.14", "CIFAR-10 airplane/automobile: the weights gather into two clusters", presets("cifar-10")
+)(clusters)
 fashion = system.experiment(
     "fig-A.15",
     "Two classes of Fashion-MNIST: the weights gather into opposite clusters",
@@ -90,12 +92,14 @@ fashion = system.experiment(
 )(clusters)
 
 for experiment, figure in ((mnist, "Fig 2.3"), (cifar, "Fig A.14")):
-    experiment.claim(figure, "By the end the best number of clusters (silhouette, 2 to 6) is two in most replicas", figure)(two)
+    experiment.claim(
+        figure, "By the end the best number of clusters (silhouette, 2 to 6) is two in most replicas", figure
+    )(two)
 
 
 @fashion.claim(
     "01.17",
-    "By step 400 test accuracy >= 0.97, cosine to the own centre >= 0.65 in both clusters and between the centres <= -0.85; "
+    "By step 400 test accuracy >= 0.97, cosine to the own centre >= 0.65 in both clusters, between centres <= -0.85; "
     "at step 0 <= 0.25 and >= -0.2; at least 80% of each change happens by step 50",
     source="Fig 2.3",
     presets=("quick", "paper"),
@@ -132,7 +136,11 @@ def maps(ds: xr.Dataset):
         points = ds.map.sel(panel=panel)
         ax.scatter(points[:, 0], points[:, 1], s=9, c=np.where(ds.side, *COLOURS[:2]))
         ax.set(title=f"step {int(panel)}", xlabel="MDS 1", ylabel="MDS 2", aspect="equal")
-    for name, label in (("first", "own centre, first"), ("second", "own centre, second"), ("between", "between centres")):
+    for name, label in (
+        ("first", "own centre, first"),
+        ("second", "own centre, second"),
+        ("between", "between centres"),
+    ):
         curve_with_spread(axes[-1], ds[name], label=label)
     axes[-1].set(xlabel="step", ylabel="cosine", title=f"clusters found: {_counts(ds.clusters)}", ylim=(-1.05, 1.05))
     axes[-1].legend()

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import xarray as xr
 
-from krogh.lab import Verdict, all_of, at_least, at_most, between, every
+from krogh.lab import Verdict, all_of, at_least, at_most, every
 from krogh.nn.mlp import MLP
 from krogh.nn.resnet import ResNet
 from krogh.probes.basic import correct
@@ -152,8 +152,9 @@ fashion = system.experiment(
 
 @fashion.claim(
     "01.18",
-    "At every checkpoint accuracy on the images exceeds that on the Gaussian inputs by 0.3; on the images it ends within 0.05 "
-    "of the student on images alone; on the mixture it stays below that; the teacher uses each label for 5% to 15% of the Gaussians",
+    "At every checkpoint accuracy on the images exceeds that on the Gaussian inputs by 0.3; on the images it ends "
+    "within 0.05 of the student on images alone; on the mixture it stays below that; the teacher gives each label to "
+    "5% to 15% of the Gaussians",
     source="Figs 2.4, A.21",
     presets=("quick", "paper"),
 )
@@ -174,8 +175,8 @@ mnist = system.experiment(
 
 @mnist.claim(
     "Fig 2.4",
-    "The Gaussian part is learned slower and worse than the images, which are learned as well as alone (within 0.05); the mixture "
-    "stays below the student on images alone",
+    "The Gaussian part is learned slower and worse than the images, which are learned as well as alone (within 0.05); "
+    "the mixture stays below the student on images alone",
     source="Figs 2.4a, A.18a, A.21",
     presets=("quick", "paper"),
 )
@@ -183,7 +184,9 @@ def structure_helps_on_mnist(ds: xr.Dataset):
     return judge_structure(ds)
 
 
-@mnist.claim("Fig A.21", "The gap between the two parts is larger for FC(50) than for FC(9)", presets=("quick", "paper"))
+@mnist.claim(
+    "Fig A.21", "The gap between the two parts is larger for FC(50) than for FC(9)", presets=("quick", "paper")
+)
 def larger_gap(ds: xr.Dataset):
     mixed = ds.sel(alpha=0.5, foreign="gaussian").isel(step=-1)
     gap = mixed.images - mixed.unlabelled
@@ -194,10 +197,23 @@ cifar = system.experiment(
     "fig-A.18-cifar",
     "CIFAR-10 and Gaussian inputs with one labeller: teacher ResNet(5), student ResNet(9) (Figs 2.4b, A.18b, A.20)",
     presets={
-        "smoke": Mixture("cifar-10", "ResNet", 2, (2,), train=200, steps=4, checkpoints=2, teachers=1, seeds=1, batch=20),
-        "quick": Mixture("cifar-10", "ResNet", 5, (9,), train=1000, steps=60, checkpoints=3, teachers=1, seeds=2, batch=32),
+        "smoke": Mixture(
+            "cifar-10", "ResNet", 2, (2,), train=200, steps=4, checkpoints=2, teachers=1, seeds=1, batch=20
+        ),
+        "quick": Mixture(
+            "cifar-10", "ResNet", 5, (9,), train=1000, steps=60, checkpoints=3, teachers=1, seeds=2, batch=32
+        ),
         "paper": Mixture(
-            "cifar-10", "ResNet", 5, (9,), (0.0, 0.25, 0.5, 0.75), train=None, steps=8000, checkpoints=20, teachers=1, seeds=2
+            "cifar-10",
+            "ResNet",
+            5,
+            (9,),
+            (0.0, 0.25, 0.5, 0.75),
+            train=None,
+            steps=8000,
+            checkpoints=20,
+            teachers=1,
+            seeds=2,
         ),
     },
 )(mixtures)
@@ -205,8 +221,8 @@ cifar = system.experiment(
 
 @cifar.claim(
     "Fig A.18",
-    "At the end the images are learned as well as alone (within 0.05), the Gaussian part worse, and the mixture stays below the "
-    "student on images alone",
+    "At the end the images are learned as well as alone (within 0.05), the Gaussian part worse, and the mixture stays "
+    "below the student on images alone",
     source="Figs 2.4b, A.18b",
     presets=("paper",),
 )
@@ -220,13 +236,17 @@ alphas = system.experiment(
     presets={
         "smoke": Mixture("mnist", students=(9,), alphas=(0.0, 0.5), **smoke),
         "quick": Mixture("mnist", students=(9,), alphas=(0.0, 0.25, 0.5, 0.75), teachers=1),
-        "paper": Mixture("mnist", students=(9,), alphas=(0.0, 0.25, 0.5, 0.75), train=None, steps=12_000, teachers=4, seeds=8),
+        "paper": Mixture(
+            "mnist", students=(9,), alphas=(0.0, 0.25, 0.5, 0.75), train=None, steps=12_000, teachers=4, seeds=8
+        ),
     },
     stand_in="MNIST for CIFAR-10",
 )(mixtures)
 
 
-@alphas.claim("Fig A.20", "At every share the images are ahead of the Gaussian inputs at the end", presets=("quick", "paper"))
+@alphas.claim(
+    "Fig A.20", "At every share the images are ahead of the Gaussian inputs at the end", presets=("quick", "paper")
+)
 def same_trend(ds: xr.Dataset):
     last = ds.isel(step=-1, foreign=0, m=0)
     lead = last.images - last.unlabelled
@@ -241,7 +261,9 @@ foreign = system.experiment(
     presets={
         "smoke": Mixture("mnist", students=(9,), foreign=(None, "fashion-mnist"), **smoke),
         "quick": Mixture("mnist", students=(9,), foreign=(None, "fashion-mnist"), teachers=2),
-        "paper": Mixture("mnist", students=(9,), foreign=(None, "fashion-mnist"), train=None, steps=12_000, teachers=4, seeds=8),
+        "paper": Mixture(
+            "mnist", students=(9,), foreign=(None, "fashion-mnist"), train=None, steps=12_000, teachers=4, seeds=8
+        ),
     },
     stand_in="Fashion-MNIST for Tiny ImageNet and MNIST for CIFAR-10",
 )(mixtures)
@@ -263,7 +285,9 @@ def curves(ds: xr.Dataset):
         drawn = {"images": "images part", "unlabelled": f"{f} part", "mixture": "mixture"}
         for name, label in drawn.items():
             curve_with_spread(ax, here[name], over=("teacher", "seed"), label=label)
-        curve_with_spread(ax, alone.images, over=("teacher", "seed"), label="images alone", color=COLOURS[7], linestyle="--")
+        curve_with_spread(
+            ax, alone.images, over=("teacher", "seed"), label="images alone", color=COLOURS[7], linestyle="--"
+        )
         ax.set(title=f"student size {m}, {a:.0%} {f}", xlabel="step", ylim=(0, 1))
     axes[0, 0].set_ylabel("test accuracy vs the teacher")
     axes[0, -1].legend()
@@ -293,7 +317,9 @@ class DoubleDescent:
 def loss_on_rest(network, task):
     """Cross-entropy and error on the test inputs of the task's own kind: images at alpha = 0, unlabelled at 1."""
     on_images, on_rest = (
-        -jnp.mean(jnp.take_along_axis(jax.nn.log_softmax(jax.vmap(network)(part.x)), part.y[:, None].astype(jnp.int32), 1))
+        -jnp.mean(
+            jnp.take_along_axis(jax.nn.log_softmax(jax.vmap(network)(part.x)), part.y[:, None].astype(jnp.int32), 1)
+        )
         for part in task.test_parts()
     )
     return {"test_loss": jnp.where(task.alpha > 0.5, on_rest, on_images)}
@@ -306,7 +332,10 @@ def loss_on_rest(network, task):
         "smoke": DoubleDescent(sizes=(2, 4), teachers=(9,), train=500, steps=40),
         "quick": DoubleDescent(),
         "paper": DoubleDescent(
-            sizes=(1, 2, 3, 5, 7, 9, 12, 16, 24, 36, 50, 75, 110, 160, 250, 500, 1000), train=None, steps=60_000, seeds=5
+            sizes=(1, 2, 3, 5, 7, 9, 12, 16, 24, 36, 50, 75, 110, 160, 250, 500, 1000),
+            train=None,
+            steps=60_000,
+            seeds=5,
         ),
     },
 )
@@ -338,7 +367,9 @@ def double_descent(s: DoubleDescent) -> xr.Dataset:
             last = run.data[["test_loss", "loss"]].isel(step=-1, drop=True)
             results.append(last.expand_dims(teacher=[size], m=[m]))
     ds = xr.combine_by_coords(results)
-    return ds.assign(minimum=ds.m[classical_minimum(ds.test_loss.mean("seed").transpose("teacher", "m").values)].rename(m="teacher"))
+    return ds.assign(
+        minimum=ds.m[classical_minimum(ds.test_loss.mean("seed").transpose("teacher", "m").values)].rename(m="teacher")
+    )
 
 
 def classical_minimum(losses: np.ndarray) -> xr.DataArray:
