@@ -13,10 +13,13 @@ from hypothesis import strategies as st
 from krogh.errors import InputError
 from krogh.nn.fixed_features import Tangent, ridge_head, sum_over_chunks
 from krogh.nn.truncated import PairedTruncated, smoothed_gate, smoothed_relu, truncated_relu
+from krogh.systems.pattern_dictionary.recipe import Setting, aggressive
 from krogh.tasks.clusters import ClusterParity
 from krogh.tasks.dictionary import IntervalDictionary, LookupDictionary, ParityDictionary, max_coherence
 from krogh.theory import dictionary as theory
 from krogh.train.losses import hinge
+from krogh.train.program import DATA, INIT, stream
+from krogh.train.sweep import train
 
 
 def moments(task, n=100_000, seed=0):
@@ -56,7 +59,7 @@ def test_class_shares_are_exact_and_conditional_laws_unchanged():
 
 
 def test_unstructured_patterns_are_uniform_with_the_same_labeller():
-    phi, y = moments(ParityDictionary(structure=False))
+    phi, y = moments(ParityDictionary(structure=0.0))
     np.testing.assert_array_equal(y, np.where(phi[:, :5].sum(1) % 2 == 1, 1, -1))
     signs = 2 * phi - 1
     np.testing.assert_allclose((y[:, None] * signs).mean(0), 0, atol=0.012)
@@ -67,7 +70,7 @@ def test_interval_labels_have_the_exact_class_share_and_gamma():
     task = IntervalDictionary()
     assert task.positive == pytest.approx(0.58476, abs=1e-5) and task.gamma == pytest.approx(0.06801, abs=1e-5)
     assert task.variance == pytest.approx(24.1667, abs=1e-3)
-    assert IntervalDictionary(structure=False).positive == pytest.approx(0.04937, abs=1e-5)
+    assert IntervalDictionary(structure=0.0).positive == pytest.approx(0.04937, abs=1e-5)
     phi, y = moments(task)
     assert (y > 0).mean() == pytest.approx(task.positive, abs=0.004)
     covariance = (y[:, None] * phi).mean(0) - y.mean() * phi.mean(0)
@@ -243,3 +246,18 @@ def test_explicit_head_separates_when_every_target_has_neurons():
     counts = np.arange(k + 1)
     g = np.clip(np.outer(counts - u, slope) + bias, 0, 1) @ head
     assert (np.where(counts % 2 == 1, 1, -1) * g >= 1).all()
+
+
+@pytest.mark.parametrize("reading", ["wipe", "keep"])
+def test_training_stages_equal_the_closed_form_steps(reading):
+    s = Setting(D=20, m=8, n=600, reading=reading, lr1=1e-3, negative=0.7, weighted=True)
+    task = s.task()
+    run = train(task, PairedTruncated(m=s.m), aggressive(s, task), seeds=2, snapshots=(1,))
+    for seed in range(2):
+        x, y, _ = task.sample(stream(seed, DATA), s.n)
+        start = PairedTruncated(m=s.m).build(task, stream(seed, INIT))
+        one = theory.first_step(start, x, y, 1e-3, s.sigma_xi, theory.KEPT[reading], weighted=True)
+        two = theory.second_step(one, x, y, s.sigma_xi, weighted=True)
+        for name in ("weights", "bias", "output"):
+            for trained, exact in ((run.network(seed=seed, step=1), one), (run.network(seed=seed), two)):
+                np.testing.assert_allclose(getattr(trained, name), getattr(exact, name), rtol=2e-3, atol=2e-6)

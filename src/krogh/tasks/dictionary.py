@@ -108,7 +108,7 @@ class ParityDictionary(PatternDictionary):
     unequal classes in the sense of A.8, (E[phi~_i | +] - E[phi~_i | -]) / 2.
     """
 
-    structure: bool = eqx.field(static=True, default=True)
+    structure: float | Array = 1.0
     p_o: float = eqx.field(static=True, default=0.5)
     negative: float | Array = 0.5
 
@@ -117,7 +117,7 @@ class ParityDictionary(PatternDictionary):
             raise InputError(f"The parity mixture needs odd k, not {self.k}: all ones must be a positive.")
         if not 0 < self.p_o <= 0.5:
             raise InputError(f"p_o must lie in (0, 1/2], not {self.p_o}.")
-        if self.structure and self.p_o != 0.5:
+        if self.p_o != 0.5:
             warnings.warn("With p_o != 1/2 the mixture makes background patterns dependent: (A2) fails.", stacklevel=3)
 
     @property
@@ -126,17 +126,16 @@ class ParityDictionary(PatternDictionary):
 
     @property
     def means(self) -> Float[Array, " D"]:
-        if not self.structure:
-            return jnp.full(self.D, 0.5)
         inside = jnp.arange(self.D) < self.k
-        return jnp.where(inside, self.p_o / 2 + (1 - self.p_o) * (1 - self.negative), self.p_o)
+        mixed = jnp.where(inside, self.p_o / 2 + (1 - self.p_o) * (1 - self.negative), self.p_o)
+        return self.structure * mixed + (1 - self.structure) / 2
 
     def patterns(self, key, size):
         label, rounding, component, bits, flip = jr.split(key, 5)
         # Labels first, in exact proportion (the rounding is random, hence unbiased); a uniform code of the wrong
         # parity has one relevant bit flipped, which leaves it uniform given its label.
         positive = jr.permutation(label, jnp.arange(size) + jr.uniform(rounding) >= self.negative * size)
-        uniform = jr.bernoulli(component, self.p_o, (size, 1)) if self.structure else jnp.ones((size, 1), bool)
+        uniform = jr.bernoulli(component, 1 - self.structure * (1 - self.p_o), (size, 1))
         background = jnp.where(uniform, 0.5, self.p_o / (2 - 2 * self.p_o))
         phi = jr.uniform(bits, (size, self.D)) < background
         odd = jnp.sum(phi[:, : self.k], axis=1) % 2 == 1
@@ -157,7 +156,7 @@ class IntervalDictionary(PatternDictionary):
     k: int = eqx.field(static=True, default=30)
     low: int = eqx.field(static=True, default=20)
     high: int = eqx.field(static=True, default=30)
-    structure: bool = eqx.field(static=True, default=True)
+    structure: float | Array = 1.0
 
     @property
     def gamma(self) -> float:
@@ -167,12 +166,12 @@ class IntervalDictionary(PatternDictionary):
     @property
     def positive(self) -> float:
         """Pr[y = +1]."""
-        p = 2 / 3 if self.structure else 1 / 2
+        p = 1 / 2 + float(self.structure) / 6
         return sum(_binomial(self.k, p, s) for s in range(self.low, self.high + 1))
 
     @property
     def means(self) -> Float[Array, " D"]:
-        return jnp.where((jnp.arange(self.D) < self.k) & self.structure, 2 / 3, 1 / 2)
+        return 1 / 2 + jnp.where(jnp.arange(self.D) < self.k, self.structure / 6, 0.0)
 
     def patterns(self, key, size):
         phi = (jr.uniform(key, (size, self.D)) < self.means).astype(float)

@@ -186,10 +186,11 @@ class TeacherMixture(Task):
 
     def held_out(self, key: PRNGKeyArray, size: int) -> Batch:
         images, rest = self.test_parts()
-        size = min(size, len(images.y), len(rest.y))
         from_images, from_rest, which = jax.random.split(key, 3)
-        draw = [jax.random.permutation(k, len(part.y))[:size] for k, part in ((from_images, images), (from_rest, rest))]
-        return self._mixed(*(Batch(part.x[i], part.y[i]) for part, i in zip((images, rest), draw, strict=True)), which)
+        size = min(size, len(images.y), len(rest.y))
+        i = jax.random.permutation(from_images, len(images.y))[:size]
+        j = jax.random.permutation(from_rest, len(rest.y))[:size]
+        return self._mixed(Batch(images.x[i], images.y[i]), Batch(rest.x[j], rest.y[j]), which)
 
     def test_parts(self) -> tuple[Batch, Batch]:
         """The test inputs of the images and of the unlabelled part, with the teacher's labels."""

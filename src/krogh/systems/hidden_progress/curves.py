@@ -25,7 +25,7 @@ class Curves:
 
     cases: tuple[Case, ...]
     seeds: int = 16
-    validation: int = 2048
+    validation: int = 8192
     freq_scale: float = 1.0
 
 
@@ -41,7 +41,8 @@ def _curves(s: Curves) -> xr.Dataset:
 
 
 def _run(configuration: Configuration, n: int, k: int, steps: int, name: str, **settings) -> xr.Dataset:
-    data = sweep(parity_run(configuration, n, k, steps, probes=(accuracy, hinge_error), **settings)).data
+    settings |= {"probes": (accuracy, hinge_error), "confirm": None}
+    data = sweep(parity_run(configuration, n, k, steps, **settings)).data
     data = data[["accuracy", "hinge_error", "loss", "reached", "steps_used"]]
     data = data.assign(t_55=first_time(data.accuracy, 0.55), budget=steps)
     return data.sel(step=slice(0, int(data.steps_used.max()))).expand_dims(case=[name])
@@ -103,8 +104,8 @@ TRANSFORMER: Case = ("*iii", 50, 3, 32, 5e-4, 100_000, 100)
     "A plateau at chance, then a jump, for many networks",
     presets={
         "smoke": Curves(cases=(("iv", 20, 3, 32, 0.05, 500, 20), ("xv", 20, 3, 32, 0.07, 500, 10)), seeds=4),
-        "quick": Curves(cases=SEVEN),
-        "paper": Curves(cases=(*SEVEN[:6], TRANSFORMER, *SEVEN[6:]), seeds=25, validation=8192),
+        "quick": Curves(cases=SEVEN, seeds=48),
+        "paper": Curves(cases=(*SEVEN[:6], TRANSFORMER, *SEVEN[6:]), seeds=25),
     },
 )
 def training_curves(s: Curves) -> xr.Dataset:
@@ -164,9 +165,9 @@ def _figure_b2(scale: float) -> tuple[Case, ...]:
                 ("vi", 50, 3, 1, 0.001, 5_000, 250),
             ),
             seeds=8,
-            validation=1024,
+            validation=2048,
         ),
-        "paper": Curves(cases=_figure_b2(1.0), seeds=25, validation=8192),
+        "paper": Curves(cases=_figure_b2(1.0), seeds=25),
     },
 )
 def more_curves(s: Curves) -> xr.Dataset:
@@ -196,7 +197,6 @@ def plot_more_curves(ds: xr.Dataset):
                 ("vi", 50, 3, 32, 0.01, 10_000, 20),
             ),
             seeds=32,
-            validation=4096,
         ),
         "paper": Curves(
             cases=tuple(
@@ -205,7 +205,6 @@ def plot_more_curves(ds: xr.Dataset):
                 for batch in (1, 32, 1024)
             ),
             seeds=100,
-            validation=8192,
         ),
     },
 )
@@ -265,7 +264,7 @@ class Transformer:
     steps: int = 1000
     every: int = 50
     seeds: int = 3
-    validation: int = 1024
+    validation: int | str = "all"
 
 
 @system.experiment(

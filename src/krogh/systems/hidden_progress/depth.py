@@ -75,7 +75,10 @@ class AnotherLayer:
 
 @dataclass(frozen=True)
 class Depth:
-    """Cases of end-to-end training are (hidden widths, n, k, steps); the three-layer ones are also trained greedily."""
+    """End-to-end cases are (hidden widths, n, k, steps); greedy ones, of the (2, 1) network, are (n, k).
+
+    `seeds` are run where a share is claimed (three layers that can represent the parity), `control_seeds` elsewhere.
+    """
 
     cases: tuple[tuple[tuple[int, ...], int, int, int], ...] = (
         *(((2, 1), n, k, 20_000) for n in (10, 30) for k in (2, 3, 4, 5)),
@@ -88,8 +91,9 @@ class Depth:
     batch: int = 32
     lr: float = 0.01
     every: int = 100
-    seeds: int = 64
-    deep_seeds: int = 16
+    seeds: int = 128
+    control_seeds: int = 32
+    greedy_seeds: int = 64
 
 
 PAPER = (
@@ -113,25 +117,26 @@ def _name(widths: tuple[int, ...], n: int, k: int) -> str:
             greedy=((10, 3),),
             greedy_steps=300,
             seeds=4,
-            deep_seeds=2,
+            control_seeds=2,
+            greedy_seeds=2,
         ),
         "quick": Depth(),
         "paper": Depth(
-            cases=PAPER, greedy=tuple((n, k) for n in (10, 20, 30) for k in (3, 4)), seeds=100, deep_seeds=10
+            cases=PAPER, greedy=tuple((n, k) for n in (10, 20, 30) for k in (3, 4)), seeds=1000, greedy_seeds=1000
         ),
     },
 )
 def depth(s: Depth) -> xr.Dataset:
     learner = SGD(lr=s.lr, batch=s.batch)
-    share, best, records = np.linspace(0, 1, 51), [], []
-    reached = []
+    share = np.linspace(0, 1, 51)
+    best, records, reached = [], [], []
     for widths, n, k, steps in s.cases:
         data = train(
             SparseParity(n, k),
             DeepMLP(widths, activation="square"),
             learner,
             steps,
-            seeds=s.seeds if len(widths) < 3 else s.deep_seeds,
+            seeds=s.seeds if len(widths) == 2 and k <= 4 else s.control_seeds,
             probes=[accuracy],
             every=s.every,
             until=Reach("accuracy", 1.0, confirm=8192),
@@ -148,7 +153,7 @@ def depth(s: Depth) -> xr.Dataset:
             "accuracy": (("case", "seed", "budget"), np.array(records)),
             "best": (("case", "seed"), np.array(best)),
             "reached": (("case", "seed"), np.array(reached)),
-            "greedy": (("greedy_case", "seed", "greedy_step"), np.array(greedy)),
+            "greedy": (("greedy_case", "greedy_seed", "greedy_step"), np.array(greedy)),
             "gradient": (("degree", "neuron", "coordinate"), _first_layer_gradient((1, 2, 3, 4, 5))),
         },
         coords={
@@ -169,7 +174,13 @@ def _greedy(s: Depth, learner: SGD, n: int, k: int) -> np.ndarray:
         Stage(learner, s.greedy_steps, trains=("layer", "head"), before=AnotherLayer(1)),
     ]
     run = train(
-        SparseParity(n, k), FirstLayer(2), stages, seeds=s.seeds, probes=[accuracy], every=s.every, networks=False
+        SparseParity(n, k),
+        FirstLayer(2),
+        stages,
+        seeds=s.greedy_seeds,
+        probes=[accuracy],
+        every=s.every,
+        networks=False,
     )
     return run.data.accuracy.transpose("seed", "step").values
 
@@ -188,6 +199,9 @@ def _first_layer_gradient(degrees: tuple[int, ...], n: int = 10, neurons: int = 
     "greedy layer-wise training of the L = 3 network stays <= 60 % for k = 3, 4; the exact layer-1 gradient is 0 for "
     "k > 2",
     source="§B.3.7",
+    finding="End to end everything is as stated. Greedy training stays at chance at n = 30, but at n = 10 about one "
+    "seed in twenty exceeds 60 % (up to 72 %): the first layer learns nothing, yet its random quadratic features, of "
+    "which the second layer makes polynomials of degree 4, overlap with a parity of so few bits.",
 )
 def end_to_end_only(ds: xr.Dataset):
     parts: dict[str, Any] = {}
@@ -196,9 +210,10 @@ def end_to_end_only(ds: xr.Dataset):
             case = _name((2, 1), n, k)
             parts[case] = share_at_least(np.isfinite(ds.reached.sel(case=case)), 0.6, over="seed")
         for case in (_name((2, 1), n, 5), _name((10,), n, 3)):
-            parts[case] = every(ds.best.sel(case=case) <= 0.6, over="seed")
+            parts[case] = every(ds.best.sel(case=case).dropna("seed") <= 0.6, over="seed")
     for case in ds.greedy_case.values:
-        parts[f"greedy {case}"] = every(ds.greedy.sel(greedy_case=case).max("greedy_step") <= 0.6, over="seed")
+        best = ds.greedy.sel(greedy_case=case).max("greedy_step")
+        parts[f"greedy {case}"] = every(best <= 0.6, over="greedy_seed")
     parts["layer_1_gradient"] = at_most(float(abs(ds.gradient.sel(degree=slice(3, None))).max()), 1e-12)
     return all_of(**parts)
 
@@ -211,12 +226,14 @@ def depth_plot(ds: xr.Dataset):
         one = ds.accuracy.sel(case=case)
         curve_with_spread(left, one.assign_coords(budget=one.budget * one.steps), x="budget", label=case, color=colour)
     for case, colour in zip(ds.greedy_case.values, COLOURS, strict=False):
-        curve_with_spread(middle, ds.greedy.sel(greedy_case=case), x="greedy_step", label=case, color=colour)
+        one = ds.greedy.sel(greedy_case=case)
+        curve_with_spread(middle, one, x="greedy_step", over="greedy_seed", label=case, color=colour)
+        middle.plot(ds.greedy_step, one.max("greedy_seed"), color=colour, linewidth=0.6, linestyle=":")
     middle.axvline(float(ds.greedy_step[-1]) / 2, color="black", linestyle=":", linewidth=1, label="layer 2 begins")
-    for ax, title in ((left, "end to end"), (middle, "layer by layer")):
+    for ax, title in ((left, "end to end"), (middle, "layer by layer (dotted: best seed)")):
         ax.axhline(0.6, color="0.5", linestyle=":", linewidth=1)
         ax.set(xlabel="step t", ylabel="accuracy", ylim=(0.45, 1.02), title=title)
-        ax.legend(fontsize=6)
+        ax.legend(fontsize=6, loc="center right" if ax is left else "upper left")
     share = np.isfinite(ds.reached.where(ds.best.notnull())).sum("seed") / ds.best.notnull().sum("seed")
     right.barh(np.arange(ds.sizes["case"]), share, color=COLOURS[0])
     right.axvline(0.6, color="0.5", linestyle=":", linewidth=1)

@@ -83,15 +83,15 @@ def groks(ds: xr.Dataset):
 
 @samples.claim(
     "14.27",
-    "(30,3), width 100: from m = 600 samples test accuracy ends near .5 at lambda = 0 and at 1.0 at lambda = .01; from "
-    "m = 1000 lambda = .1 does not even fit the training set (train < 99.5 %)",
+    "(30,3), width 100: from m = 600 samples the median test accuracy ends near .5 (<= .6) at lambda = 0 and at 1.0 "
+    "(>= .995) at lambda = .01; from m = 1000 lambda = .1 does not even fit the training set (train < 99.5 %)",
     source="Fig B.11",
 )
 def decay_trades(ds: xr.Dataset):
     final = ds.isel(step=-1)
     return all_of(
-        m600_no_decay=at_most(_cell(final, 600, 0.0).test_accuracy, 0.6, over="seed"),
-        m600_decay=at_least(_cell(final, 600, 0.01).test_accuracy, 0.995, over="seed"),
+        m600_no_decay=at_most(_cell(final, 600, 0.0).test_accuracy, 0.6, stat="median", over="seed"),
+        m600_decay=at_least(_cell(final, 600, 0.01).test_accuracy, 0.995, stat="median", over="seed"),
         m1000_strong_decay=every(_cell(ds, 1000, 0.1).train_accuracy.max("step") < 0.995, over="seed"),
     )
 
@@ -113,7 +113,7 @@ def samples_plot(ds: xr.Dataset):
                 middle = float(times.quantile(0.5, method="inverted_cdf"))
                 if np.isfinite(middle):
                     ax.axvline(middle, color=colour, linestyle="--", linewidth=0.8)
-            ax.set(xscale="symlog", ylim=(-0.02, 0.6))
+            ax.set_ylim(-0.02, 0.6)
             ax.set_xscale("symlog", linthresh=float(ds.step[1]))
             if row == 0:
                 ax.set_title(f"m = {m}")

@@ -134,7 +134,7 @@ class Neuron:
     steps: int = 3000
     every: int = 20
     validation: int = 4096
-    seeds: int = 2000
+    seeds: int = 1000
 
 
 @system.experiment(
@@ -195,7 +195,7 @@ def neuron_plot(ds: xr.Dataset):
     axes[0, 0].legend(loc="center right", bbox_to_anchor=(1.0, 0.62))
     _trajectories(axes[1, 0], ds.trajectory, ds.attrs["k"])
     axes[1, 0].set(xlabel="step t", ylabel="weight $w_{t,i}$")
-    axes[1, 0].legend(loc="lower left", fontsize=6)
+    axes[1, 0].legend(loc="center right", bbox_to_anchor=(1.0, 0.7))
     curve_with_spread(axes[0, 1], ds.accuracy.sel(labels="true"), label="accuracy", color=COLOURS[2])
     axes[0, 1].axhline(0.5, color="0.5", linestyle=":", linewidth=1)
     axes[0, 1].set(title=f"{ds.sizes['seed']} seeds: median, 10–90 %", ylabel="accuracy")

@@ -222,7 +222,7 @@ def elimination(s: Elimination) -> xr.Dataset:
 
 
 @elimination.claim(
-    "14.28b",
+    "14.28",
     "Gaussian elimination recovers S from n + 10 clean samples and fails at p = 0.1 (each in >= 95 % of trials)",
     source="§B.3.6",
 )

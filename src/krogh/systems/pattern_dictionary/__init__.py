@@ -22,7 +22,10 @@ from krogh.systems.pattern_dictionary import (  # noqa: E402, F401
     existence,
     gaussians,
     general,
+    images,
+    images_filters,
     pictures,
     steps,
     tables,
+    teacher_student,
 )

@@ -34,8 +34,8 @@ from krogh.theory.dictionary import (
     statistical_queries,
 )
 from krogh.theory.fixed_features import correlations
-from krogh.train.learners import Adam, Stage
-from krogh.train.sweep import train
+from krogh.train.learners import Adam
+from krogh.train.sweep import spec, sweep, train
 
 # --- Theorem 2.2 ---
 
@@ -96,7 +96,7 @@ def population_probe(size: int):
         def correlation(mask, x, y):
             return (mask * y) @ jnp.clip(network.hidden(x), -1, 1)
 
-        uniform = replace(task, structure=False)
+        uniform = replace(task, structure=0.0)
         x, y, _ = task.sample(mixture, size)
         halves = [sum_over_chunks(correlation, *uniform.sample(k, size)[:2]) / size for k in (first, second)]
         return {
@@ -162,16 +162,13 @@ class Plain(Setting):
     },
 )
 def without_structure(s: Plain) -> xr.Dataset:
-    parts = []
-    for structure in (True, False):
-        learner = Adam(lr=s.lr, batch=s.batch, samples=s.n, loss="hinge")
-        run = train(
-            s.task(structure), PairedTruncated(m=s.m, output_scale=s.output_scale), [Stage(learner, s.steps)],
-            seeds=s.seeds, every=max(1, s.steps // s.records), validation=s.test, networks=False,
-            probes=(accuracy, train_accuracy),
-        )  # fmt: skip
-        parts.append(run.data[["accuracy", "train_accuracy"]])
-    ds = xr.concat(parts, xr.Variable("structure", ["with", "without"]))
+    learner = Adam(lr=s.lr, batch=s.batch, samples=s.n, loss="hinge")
+    described = spec(
+        s.task(), PairedTruncated(m=s.m, output_scale=s.output_scale), learner, s.steps, seeds=s.seeds,
+        every=max(1, s.steps // s.records), validation=s.test, networks=False, probes=(accuracy, train_accuracy),
+    )  # fmt: skip
+    ds = sweep(described, structure=(1.0, 0.0)).data[["accuracy", "train_accuracy"]]
+    ds = ds.assign_coords(structure=["with", "without"])
     overlaps = [_largest_overlap(D, k) for k in (3, 5) for D in range(6, s.largest_D + 1) if k == 3 or D <= 12]
     queries = statistical_queries(100, 5)
     return ds.assign_attrs(

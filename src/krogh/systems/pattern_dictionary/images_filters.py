@@ -3,6 +3,7 @@ Figs A.16, A.17, Table A.7)."""
 
 from dataclasses import dataclass
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,15 +11,14 @@ import xarray as xr
 
 from krogh.lab import all_of, at_least
 from krogh.nn.resnet import ResNet
-from krogh.probes.basic import correct
+from krogh.probes.basic import correct, probe
 from krogh.probes.clusters import plane, split, tightest, unit
 from krogh.systems.pattern_dictionary import system
 from krogh.tasks.images import images
 from krogh.train import SGD, train
 
 STAGES = (1, 2, 3, 4)
-# Velocities are differences of weights, so one step before each boundary is needed as well.
-BOUNDARIES = (0, 9, 10, 19, 20, 29, 30)
+EARLY = 30
 PAIRS = ((0, 1), (0, 2), (1, 2))
 REPORTED = {
     128: (0.9727, 0.8655, 0.6549, 0.7454, 0.5083, 0.6533),
@@ -34,7 +34,10 @@ COSINES = ("v1·v̄", "v2·v̄", "v3·v̄", "v1·v2", "v1·v3", "v2·v3")
 @dataclass(frozen=True)
 class Filters:
     """SGD with momentum 0.95 and no regulariser as in the rest of §A.7.4; rate and batch are not in the source.
-    `movers`: how many of the last stage's filters, by distance moved in the first 30 steps, are averaged over."""
+
+    Without epochs only the 30 early steps are made, and the clusters are those after them. `movers`: over how many
+    of the last stage's filters, those that moved furthest in the 30 steps, the cosines are averaged.
+    """
 
     widths: tuple[int, ...] = (16,)
     data: str = "cifar-10"
@@ -49,13 +52,20 @@ class Filters:
     precision: str = "highest"
 
 
+@probe(dims=("filter", "weight"))
+def last_filters(network):
+    """The filters of the last stage."""
+    return network.filters(4)
+
+
+@eqx.filter_jit
 def test_accuracy(network, task):
     """Share of the test part that is classified correctly."""
     test = task.test()
     return jnp.mean(correct(jax.lax.map(network, test.x, batch_size=250), test.y))
 
 
-def mean_gradients(weights: dict[int, np.ndarray], lr: float, momentum: float) -> np.ndarray:
+def mean_gradients(weights: np.ndarray | dict[int, np.ndarray], lr: float, momentum: float) -> np.ndarray:
     """Mean gradients of steps 1-10, 11-20, 21-30 from heavy-ball iterates: with u_t = (w_{t-1} - w_t)/lr the
     velocity, g_t = u_t - momentum u_{t-1}, so a sum of gradients telescopes. (3, filters, size)"""
 
@@ -76,7 +86,7 @@ def consistency(gradients: np.ndarray) -> np.ndarray:
 def measure(s: Filters, width: int, shuffled: bool) -> xr.Dataset:
     task = images(s.data, s.classes, train=s.train)
     per_epoch = len(task.labels) // s.batch
-    steps = max(30, 30 if shuffled else s.epochs * per_epoch)
+    steps = EARLY if shuffled else max(EARLY, s.epochs * per_epoch)
     epochs = (0, min(3 * per_epoch, steps), steps)
     run = train(
         task.shuffled(jax.random.key(0)) if shuffled else task,
@@ -84,22 +94,21 @@ def measure(s: Filters, width: int, shuffled: bool) -> xr.Dataset:
         SGD(lr=s.lr, batch=s.batch, momentum=s.momentum, loss="logistic"),
         steps,
         seeds=s.seeds,
-        probes=[test_accuracy],
-        record=(30, *epochs[1:]),
-        snapshots=sorted({*BOUNDARIES, *epochs}),
+        probes=[last_filters],
+        record=(*range(1, EARLY + 1), *epochs[1:]),
+        snapshots=sorted(set(epochs)),
         replicas_at_once=1 if jax.default_backend() != "cpu" else None,
         precision=s.precision,
-        networks=False,
     )
     found = []
     for seed in range(s.seeds):
-        at = {step: np.asarray(run.network(seed=seed, step=step).filters(4)) for step in BOUNDARIES}
+        at = run.data.last_filters.isel(seed=seed, step=slice(EARLY + 1)).values
         agreement = consistency(mean_gradients(at, s.lr, s.momentum))
-        moved = np.linalg.norm(at[30] - at[0], axis=1)
+        moved = np.linalg.norm(at[EARLY] - at[0], axis=1)
         result = xr.Dataset(
             {
                 "movers": (("cosine",), agreement[np.argsort(-moved)[: s.movers]].mean(0)),
-                "test_accuracy": run.data.test_accuracy.isel(seed=seed, step=-1, drop=True),
+                "test_accuracy": float(test_accuracy(run.network(seed=seed), task)),
             },
             coords={"cosine": list(COSINES)},
         )
@@ -150,8 +159,8 @@ def _padded(values: np.ndarray, size: int) -> np.ndarray:
     "table-A.7",
     "ResNet(m) on airplane/automobile: early gradients of a filter agree, filters gather (also Figs A.16, A.17)",
     presets={
-        "smoke": Filters((4,), train=200, batch=20, epochs=3),
-        "quick": Filters((16,), train=640, batch=64, epochs=6),
+        "smoke": Filters((4,), train=200, batch=20, epochs=0),
+        "quick": Filters((16,), batch=64, epochs=0, seeds=2),
         "paper": Filters((128, 256), precision="tensorfloat32"),
     },
 )
@@ -242,7 +251,7 @@ def filter_maps(ds: xr.Dataset):
         if width in REPORTED_TRIPLES:
             told += "; reported " + ", ".join(f"{v:.2f}" for v in REPORTED_TRIPLES[width][stage - 1])
         for i, ax in enumerate(row):
-            points, side = here.map.sel(stage=stage).isel(epoch=i), here.side.sel(stage=stage)
+            points, side = here["map"].sel(stage=stage).isel(epoch=i), here.side.sel(stage=stage)
             for which, colour in ((0, "0.7"), (1, "#009E73"), (2, "#D55E00")):
                 ax.scatter(*points[np.asarray(side == which)].T, s=6, c=colour)
             ax.set(xlabel="MDS 1", ylabel="MDS 2")

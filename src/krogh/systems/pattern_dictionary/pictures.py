@@ -93,7 +93,7 @@ class Readings(Setting):
     "Weights at initialisation, after one and after two steps, wiped or kept in step 1 (= Fig A.2)",
     presets={
         "smoke": Readings(D=40, m=20, n=2000, test=100, dimensions=(40, 100), seeds=2),
-        "quick": Readings(m=150, seeds=5),
+        "quick": Readings(seeds=5),
         "paper": Readings(),
     },
 )

@@ -61,7 +61,7 @@ def beside(ds: xr.Dataset, printed: dict[str, tuple[float, ...]]) -> xr.Dataset:
     last = ds.isel(step=-1)
     pick = [("with", name) for name in COLUMNS[:-1]] + [("without", "network")]
     scale = {"train": 100, "test": 100, "cos": 1}
-    cells = [[scale[row] * last[row].sel(structure=a, method=b) for a, b in pick] for row in scale]
+    cells = [[scale[row] * last[row].sel(structure=a, learner=b) for a, b in pick] for row in scale]
     dims = ("row", "column")
     return ds.assign(
         measured=(dims, [[float(cell.mean()) for cell in row] for row in cells]),

@@ -21,9 +21,10 @@ from krogh.tasks.base import Batch
 from krogh.tasks.dictionary import IntervalDictionary, ParityDictionary, PatternDictionary
 from krogh.theory.dictionary import KEPT, class_weights, first_step, schedule, second_step
 from krogh.train.learners import SGD, Adam, Stage
-from krogh.train.sweep import train
+from krogh.train.sweep import spec, sweep
 
-METHODS = ("network", "tangent", "random", "one step", "two steps")
+LEARNERS = ("network", "tangent", "random")
+METHODS = (*LEARNERS, "one step", "two steps")
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ class Setting:
     records: int = 12
     seeds: int = 5
 
-    def task(self, structure: bool = True) -> PatternDictionary:
+    def task(self, structure: float = 1.0) -> PatternDictionary:
         if self.labels == "interval":
             return IntervalDictionary(D=self.D, k=self.k, d=self.d, structure=structure)
         return ParityDictionary(D=self.D, k=self.k, d=self.d, structure=structure, negative=self.negative)
@@ -153,39 +154,39 @@ def off_span_norm(key: Array, coordinates: int, sigma_w: float | Array, shape: t
 # --- The six methods ---
 
 
-def curves(s: Setting, name: str, structure: bool = True) -> xr.Dataset:
-    """Test and training accuracy and the largest cosine of one method while its classifier trains."""
-    task = s.task(structure)
+def curves(s: Setting, name: str) -> xr.Dataset:
+    """Test and training accuracy and the largest cosine of one method while its classifier trains.
+
+    The three learners of Fig 2.1 train with and without structure, in the same program.
+    """
+    task = s.task()
     network, stages = method(name, s, task)
     begin = sum(stage.steps for stage in stages[:-1])
     marks = np.linspace(0, s.steps, s.records + 1).astype(int)[1:]
     spread = {"random": 1 / s.k, "one step": s.first_lr(task) * KEPT[s.reading] / s.k}.get(name, 0.0)
-    run = train(
+    described = spec(
         task, network, stages, seeds=s.seeds, record=(begin + marks).tolist(), validation=s.test, networks=False,
         probes=(accuracy, train_accuracy, cosine_probe(s.off_span if spread else 0, spread)),
     )  # fmt: skip
+    run = sweep(described, structure=(1.0, 0.0) if name in LEARNERS else (1.0,))
     kept = run.data[["accuracy", "train_accuracy", "cosine"]].isel(step=slice(-s.records, None))
-    return kept.rename(accuracy="test", train_accuracy="train", cosine="cos").assign_coords(step=marks)
+    kept = kept.rename(accuracy="test", train_accuracy="train", cosine="cos")
+    return kept.assign_coords(step=marks, structure=["with", "without"][: kept.sizes["structure"]])
 
 
 @lru_cache(maxsize=4)
 def six_methods(s: Setting) -> xr.Dataset:
-    """All columns of a table over (structure, method, seed, step); without structure the three learners of Fig 2.1.
+    """All columns of a table over (structure, learner, seed, step); without structure the three learners of Fig 2.1.
 
     Adds `ridge`, the test accuracy of the exact least-squares head on the random, one-step and two-step features.
     """
-    learners = {"with": METHODS, "without": ("network", "tangent", "random")}
-    parts = [
-        xr.concat([curves(s, name, structure == "with") for name in names], xr.Variable("method", list(names)))
-        for structure, names in learners.items()
-    ]
-    ds = xr.concat(parts, xr.Variable("structure", list(learners)), join="outer").sel(method=list(METHODS))
-    heads = [least_squares(s, structure=structure == "with") for structure in learners]
-    ds["ridge"] = xr.concat([h.test for h in heads], xr.Variable("structure", list(learners)))
-    return ds.assign_attrs(positive=float(np.mean([_positive(s, True)])), positive_without=_positive(s, False))
+    ds = xr.concat([curves(s, name) for name in METHODS], xr.Variable("learner", list(METHODS)), join="outer")
+    heads = [least_squares(s, structure) for structure in (1.0, 0.0)]
+    ds["ridge"] = xr.concat([head.test for head in heads], xr.Variable("structure", ["with", "without"]))
+    return ds.assign_attrs(positive=_positive(s, 1.0), positive_without=_positive(s, 0.0))
 
 
-def _positive(s: Setting, structure: bool) -> float:
+def _positive(s: Setting, structure: float) -> float:
     return getattr(s.task(structure), "positive", 1 - s.negative)
 
 
@@ -201,7 +202,7 @@ class Replica(eqx.Module):
     start: TruncatedNetwork
 
 
-def replica(s: Setting, seed: Array, structure: bool = True) -> Replica:
+def replica(s: Setting, seed: Array, structure: float = 1.0) -> Replica:
     init, world, data, test = jr.split(jr.key(seed), 4)
     task = s.task(structure).instance(world)
     return Replica(task, task.sample(data, s.n), task.sample(test, s.test), PairedTruncated(m=s.m).build(task, init))
@@ -234,8 +235,8 @@ def over_seeds(measure: Callable[..., Any], seeds: int, *arrays: Any) -> Any:
         return jax.tree.map(lambda a: np.asarray(a).reshape(*shape, *a.shape[1:]), out)
 
 
-def least_squares(s: Setting, structure: bool = True) -> xr.Dataset:
-    """Accuracy of the least-squares head on the random, one-step and two-step features over (method, seed)."""
+def least_squares(s: Setting, structure: float = 1.0) -> xr.Dataset:
+    """Accuracy of the least-squares head on the random, one-step and two-step features over (learner, seed)."""
 
     def measure(seed):
         r = replica(s, seed, structure)
@@ -248,8 +249,8 @@ def least_squares(s: Setting, structure: bool = True) -> xr.Dataset:
     out = over_seeds(measure, s.seeds)
     return xr.Dataset(
         {
-            name: (("method", "seed"), np.stack([out[method][i] for method in out]))
+            name: (("learner", "seed"), np.stack([out[method][i] for method in out]))
             for i, name in enumerate(("train", "test"))
         },
-        coords={"method": list(out), "seed": np.arange(s.seeds)},
+        coords={"learner": list(out), "seed": np.arange(s.seeds)},
     )

@@ -23,7 +23,7 @@ def show_curves(ds: xr.Dataset, variation: str | None = None):
     for row, part in zip(axes, parts, strict=True):
         for ax, structure in zip(row, ("with", "without"), strict=True):
             for name, label in LABEL.items():
-                curve_with_spread(ax, part.test.sel(structure=structure, method=name), label=label)
+                curve_with_spread(ax, part.test.sel(structure=structure, learner=name), label=label)
             value = "" if variation is None else f", {variation} = {part[variation].item()}"
             ax.set(xlabel="step", title=f"{structure} input structure{value}", ylim=(0.4, 1.02))
         row[0].set_ylabel("test accuracy")
@@ -56,7 +56,7 @@ def show_table(ds: xr.Dataset, variation: str | None = None):
 
 def final(ds: xr.Dataset, method: str, structure: str = "with", what: str = "test") -> xr.DataArray:
     """Accuracy at the last step, per seed."""
-    return ds[what].sel(method=method, structure=structure).isel(step=-1)
+    return ds[what].sel(learner=method, structure=structure).isel(step=-1)
 
 
 def learns(ds: xr.Dataset, **where: Any):
@@ -200,10 +200,10 @@ def interval_learned(ds: xr.Dataset):
     one = final(ds, "one step").mean()
     constant = 0.585 if abs(one - 0.585) < abs(one - 0.415) else 0.415
     return all_of(
-        two_steps=at_least(ds.ridge.sel(structure="with", method="two steps"), 0.985, over="seed"),
+        two_steps=at_least(ds.ridge.sel(structure="with", learner="two steps"), 0.985, over="seed"),
         random=between(final(ds, "random"), 0.68, 0.80, over="seed"),
         one_step=between(final(ds, "one step"), constant - 0.02, constant + 0.02, over="seed"),
-        without_structure=at_least(ds.ridge.sel(structure="without", method="two steps"), 0.951, over="seed"),
+        without_structure=at_least(ds.ridge.sel(structure="without", learner="two steps"), 0.951, over="seed"),
     )
 
 
@@ -311,7 +311,7 @@ def by_share(s: Shares) -> xr.Dataset:
         setting = Setting(**{name: getattr(s, name) for name in Setting.__dataclass_fields__} | {"negative": share})
         part = published.beside(six_methods(setting), published.NEGATIVE[share])
         plain = least_squares(replace(setting, weighted=False))
-        parts.append(part.assign(unweighted=plain.test.sel(method="two steps", drop=True)))
+        parts.append(part.assign(unweighted=plain.test.sel(learner="two steps", drop=True)))
     return xr.concat(parts, xr.Variable("negative share", list(s.shares)))
 
 
@@ -343,7 +343,7 @@ def weighting_is_needed(ds: xr.Dataset):
     parts = {}
     for share in ds["negative share"].values:
         at = ds.sel({"negative share": share})
-        parts[f"weighted_{share}"] = at_least(at.ridge.sel(structure="with", method="two steps"), 0.99, over="seed")
+        parts[f"weighted_{share}"] = at_least(at.ridge.sel(structure="with", learner="two steps"), 0.99, over="seed")
         parts[f"unweighted_{share}"] = at_most(at.unweighted, 0.95, over="seed")
     return all_of(**parts)
 
@@ -404,7 +404,7 @@ def robust_in_samples(ds: xr.Dataset):
     return all_of(
         n_25000_learns=learns(ds, n=25_000),
         n_25000_fixed=fixed_features_fail(ds, n=25_000),
-        n_10000_ridge=every(small.ridge.sel(structure="with", method="two steps") >= 0.99, over="seed"),
+        n_10000_ridge=every(small.ridge.sel(structure="with", learner="two steps") >= 0.99, over="seed"),
         n_10000_network=every(final(small, "network") >= 0.99, over="seed"),
         n_10000_fixed=fixed_features_fail(small),
     )

@@ -13,7 +13,7 @@ from krogh.nn.mlp import MLP
 from krogh.nn.resnet import ResNet
 from krogh.probes.basic import correct
 from krogh.systems.pattern_dictionary import system
-from krogh.tasks.images import Images, WithUnlabelled, gaussians, images, taught
+from krogh.tasks.images import Images, TeacherMixture, WithUnlabelled, gaussians, images, taught
 from krogh.train import Adam, train
 
 
@@ -38,8 +38,8 @@ class Mixture:
     weight: float = 0.5
     lr: float = 1e-3
     batch: int = 100
-    steps: int = 3000
-    checkpoints: int = 6
+    steps: int = 2000
+    checkpoints: int = 5
     teachers: int = 2
     seeds: int = 3
 
@@ -143,7 +143,7 @@ fashion = system.experiment(
     "Fashion-MNIST and Gaussian inputs with one labeller: students FC(9) and FC(50)",
     presets={
         "smoke": Mixture("fashion-mnist", **smoke),
-        "quick": Mixture("fashion-mnist"),
+        "quick": Mixture("fashion-mnist", teachers=4),
         "paper": Mixture("fashion-mnist", train=None, steps=12_000, teachers=4, seeds=8),
     },
     stand_in="Fashion-MNIST for MNIST",
@@ -304,10 +304,10 @@ class DoubleDescent:
     several sizes. Fewer examples bring the interpolation threshold, and with it the U, to smaller sizes."""
 
     data: str = "mnist"
-    sizes: tuple[int, ...] = (2, 4, 6, 9, 14, 22, 50, 120)
+    sizes: tuple[int, ...] = (2, 4, 6, 9, 14, 25, 60)
     teachers: tuple[int, ...] = (9, 50, 500)
     train: int | None = 2000
-    steps: int = 3000
+    steps: int = 2000
     lr: float = 1e-3
     batch: int = 100
     weight: float = 0.5
@@ -346,10 +346,8 @@ def double_descent(s: DoubleDescent) -> xr.Dataset:
     results = []
     for size in (0, *s.teachers):
         if size == 0:
-            from krogh.tasks.images import TeacherMixture
-
-            none = jnp.zeros(len(task.test_labels), jnp.int32)
-            trained_on = TeacherMixture(task, test_rest, none, test_rest, none, 0.0)
+            none, test_none = (jnp.zeros(len(part), jnp.int32) for part in (rest, test_rest))
+            trained_on = TeacherMixture(task, rest, none, test_rest, test_none, 0.0)
         else:
             made = train(WithUnlabelled(task, rest), fc(size), learner, s.steps, seeds=1, every=s.steps)
             trained_on = taught(task, made.network(seed=0), rest, test_rest, 1.0)
@@ -367,16 +365,14 @@ def double_descent(s: DoubleDescent) -> xr.Dataset:
             last = run.data[["test_loss", "loss"]].isel(step=-1, drop=True)
             results.append(last.expand_dims(teacher=[size], m=[m]))
     ds = xr.combine_by_coords(results)
-    return ds.assign(
-        minimum=ds.m[classical_minimum(ds.test_loss.mean("seed").transpose("teacher", "m").values)].rename(m="teacher")
-    )
+    losses = ds.test_loss.mean("seed").transpose("teacher", "m").values
+    return ds.assign(minimum=("teacher", ds.m.values[classical_minimum(losses)]))
 
 
-def classical_minimum(losses: np.ndarray) -> xr.DataArray:
+def classical_minimum(losses: np.ndarray) -> np.ndarray:
     """Index of the first local minimum along sizes of each row: the bottom of the classical U."""
     rises = losses[:, 1:] > losses[:, :-1]
-    first = np.where(rises.any(1), rises.argmax(1), losses.shape[1] - 1)
-    return xr.DataArray(first, dims="teacher")
+    return np.where(rises.any(1), rises.argmax(1), losses.shape[1] - 1)
 
 
 @double_descent.claim(
