@@ -22,8 +22,8 @@ from krogh.train.spec import Group, fingerprint, group_key
 CHUNKS = 64
 LEAST_REPLICA_STEPS = {"cpu": 16_384, "gpu": 200_000}
 LEAST_STEPS = {"cpu": 1, "gpu": 2_000}
-# Compiling for fewer replicas must save at least this many replica-steps.
-WORTH_COMPACTING = {"cpu": 400_000, "gpu": 20_000_000}
+# What compiling costs, in replica-steps: once stopped replicas have wasted as much, the others are compacted.
+WORTH_COMPACTING = {"cpu": 300_000, "gpu": 20_000_000}
 
 
 @dataclass(frozen=True)
@@ -115,6 +115,7 @@ class Journal:
     networks: list[np.ndarray] | None = None
     snapshots: dict[int, list[np.ndarray]] = field(default_factory=dict)
     worked: int = 0
+    wasted: int = 0
 
 
 _programs: dict[tuple, Any] = {}
@@ -174,21 +175,20 @@ class Ensemble:
         devices = min(jax.local_device_count(), len(rows))
         return np.concatenate([rows, np.full(-len(rows) % devices, -1)])
 
-    def _compiled(self, name: str, function: Callable, arguments: tuple, records: bool, extra: tuple = ()) -> Any:
-        """`function(replicas, *rest) -> replicas, outputs` compiled for these shapes, split over the devices."""
+    def _compiled(self, name: str, function: Callable, arguments: tuple, form: tuple) -> Any:
+        """`function(replicas, *rest) -> replicas, records`, compiled for these shapes, split over the devices."""
         slots = arguments[0].status.shape[0]
         mesh = self._mesh(slots)
-        key = (name, self.key, slots, mesh, jnp.zeros(()).dtype, extra)
+        key = (name, self.key, slots, mesh, jnp.zeros(()).dtype, form)
         if key not in _programs:
             across = PartitionSpec("replica")
-            out = PartitionSpec(None, "replica") if records else across
             mapped = function
             if mesh.size > 1:
                 mapped = jax.shard_map(
                     function,
                     mesh=mesh,
                     in_specs=(across, *[PartitionSpec()] * (len(arguments) - 1)),
-                    out_specs=(across, out),
+                    out_specs=(across, PartitionSpec(None, "replica")),
                     check_vma=False,
                 )
             program = jax.jit(mapped, donate_argnums=0).lower(*arguments).compile()
@@ -249,19 +249,26 @@ class Ensemble:
             )
 
             def enter(replicas, shared):
-                return each(lambda r: entering.enter(r, shared)[0], replicas), replicas.status
+                replicas = each(lambda r: entering.enter(r, shared)[0], replicas)
+                out = (
+                    each(lambda r: program.measure(r, shared, jnp.zeros((), jnp.int32)), replicas) if index == 0 else {}
+                )
+                return replicas, jax.tree.map(lambda a: a[None], out)
 
-            journal.replicas, _ = self._compiled("enter", enter, (journal.replicas, shared), False, (index,))
+            journal.replicas, out = self._compiled("enter", enter, (journal.replicas, shared), (index,))
             journal.stage, journal.chunk = index, 0
             if index == 0:
-                self._record_start(journal, shared)
+                out = jax.device_get(out)
+                out["loss"] = np.full((1, slots), np.nan, np.float32)
+                out["_moved"] = np.zeros((1, slots), bool)
+                self._record(journal, out, [0])
             if begin in self.spec.snapshots:
                 self._snapshot(journal, begin)
         least = max(LEAST_STEPS[self.platform], LEAST_REPLICA_STEPS[self.platform] // self.group.size)
         chunks = plan(begin, end, self.spec.records, self.spec.snapshots, least)
         for number in range(journal.chunk, len(chunks)):
             chunk = chunks[number]
-            if not self._compact(journal, self.spec.steps - chunk.start):
+            if not self._compact(journal):
                 self.meter.tell(self.group.size * self.spec.steps)
                 return
             if len(journal.rows) != slots:
@@ -282,8 +289,10 @@ class Ensemble:
         lengths = np.asarray(chunk.lengths, np.int32)
         form = (program.stage, count, length if chunk.even else None)
         arguments = (journal.replicas, shared, np.int32(chunk.start), np.int32(begin), lengths)
-        journal.replicas, out = self._compiled("chunk", run, arguments, True, form)
+        journal.replicas, out = self._compiled("chunk", run, arguments, form)
+        running = int(np.sum(journal.status[journal.rows[journal.rows >= 0]] == RUNNING))
         journal.worked += len(journal.rows) * chunk.steps
+        journal.wasted += (len(journal.rows) - running) * chunk.steps
         steps = chunk.start + np.cumsum(chunk.lengths)
         self._record(journal, jax.device_get(out), [self.columns[step] for step in steps.tolist()])
         real = journal.rows >= 0
@@ -306,21 +315,7 @@ class Ensemble:
                 journal.records[name] = np.full(shape, blank, values.dtype)
             journal.records[name][rows[:, None], np.asarray(columns)] = values
 
-    def _record_start(self, journal: Journal, shared: Any) -> None:
-        program = self.programs[0]
-
-        def measure(replicas, shared):
-            t = jnp.zeros((), jnp.int32)
-            out = each(lambda r: program.measure(r, shared, t), replicas)
-            return replicas, jax.tree.map(lambda a: a[None], out)
-
-        journal.replicas, out = self._compiled("measure", measure, (journal.replicas, shared), True)
-        out = jax.device_get(out)
-        out["loss"] = np.full((1, len(journal.rows)), np.nan, np.float32)
-        out["_moved"] = np.zeros((1, len(journal.rows)), bool)
-        self._record(journal, out, [0])
-
-    def _compact(self, journal: Journal, steps_left: int) -> bool:
+    def _compact(self, journal: Journal) -> bool:
         """Drop stopped replicas where that pays; False when none is left."""
         running = (journal.rows >= 0) & (journal.status[journal.rows] == RUNNING)
         live = int(np.sum(running))
@@ -330,14 +325,14 @@ class Ensemble:
             journal.replicas = None
             return False
         target = 1 << (live - 1).bit_length()
-        if 2 * target > slots or (slots - target) * steps_left < WORTH_COMPACTING[self.platform]:
+        if 2 * target > slots or journal.wasted < WORTH_COMPACTING[self.platform]:
             return True
         self._retire(journal, (journal.rows >= 0) & ~running)
         keep = np.flatnonzero(running)
         chosen = self._pad(np.concatenate([journal.rows[keep], np.full(target - live, -1)]))
         source = np.concatenate([keep, np.full(len(chosen) - live, keep[0])])
         journal.replicas = self._place(jax.tree.map(lambda a: a[source], journal.replicas), len(chosen))
-        journal.rows = chosen
+        journal.rows, journal.wasted = chosen, 0
         return True
 
     def _arrays(self, journal: Journal, chosen: np.ndarray) -> list[np.ndarray]:
