@@ -3,7 +3,7 @@
 import math
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -181,7 +181,7 @@ def predicted_component(
     return output * activation_probability(bias, sigma_xi) * gamma / sigma
 
 
-def predicted_cosine(n: int, D: int, k: int, p_o: float, gamma: float, beta: float | Array = 1.0) -> Float[Array, ""]:
+def predicted_cosine(n: int, D: int, k: int, p_o: float, gamma: float, beta: Any = 1.0) -> Any:
     """cos(w, sum_A M_j) = [1 + (D-k) p_o (1-p_o) / (n beta k gamma^2)]^{-1/2} after step 2 (beta = 1) or 1 (beta = the
     share of active samples), when the background is sampling noise alone (derived)."""
     return (1 + (D - k) * p_o * (1 - p_o) / (n * beta * k * gamma**2)) ** -0.5
