@@ -307,7 +307,9 @@ def test_killed_and_resumed_equals_uninterrupted_bit_for_bit(tmp_path):
     process.wait()
     assert not (tmp_path / "resumed.npz").exists()
     assert list((tmp_path / "b").glob("*.checkpoint"))
-    again = subprocess.run([*command, tmp_path / "b", tmp_path / "resumed.npz", "fast"], check=True, capture_output=True)
+    again = subprocess.run(
+        [*command, tmp_path / "b", tmp_path / "resumed.npz", "fast"], check=True, capture_output=True
+    )
     assert int(float(again.stdout.split()[0])) > 12, "the second process began anew"
     whole, resumed = np.load(tmp_path / "whole.npz"), np.load(tmp_path / "resumed.npz")
     for name in whole.files:

@@ -6,7 +6,7 @@ import jax
 
 # Replicas are spread over JAX devices, so every CPU core is one. Only possible before JAX is in use.
 if "jax_num_cpu_devices" in jax.config.values and "XLA_FLAGS" not in os.environ:  # noqa: SIM102
-    if not jax._src.xla_bridge.backends_are_initialized():
+    if not jax._src.xla_bridge.backends_are_initialized():  # type: ignore[attr-defined]
         jax.config.update("jax_num_cpu_devices", len(os.sched_getaffinity(0)))
 
 from krogh import nn, probes, tasks  # noqa: E402

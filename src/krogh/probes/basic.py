@@ -38,7 +38,7 @@ def correct(outputs: Array, y: Array) -> Array:
 def accuracy(network: Any, validation: Batch) -> Float[Array, ""]:
     """Share of the validation examples that are classified correctly; noisy tasks are judged on clean labels."""
     y = (validation.latents or {}).get("clean", validation.y)
-    return jnp.mean(correct(outputs_on(network, validation.x), y))
+    return jnp.mean(correct(outputs_on(network, validation.x), y))  # type: ignore[arg-type]
 
 
 def train_accuracy(network: Any, sample: Batch) -> Float[Array, ""]:

@@ -18,7 +18,7 @@ class Split(NamedTuple):
 
 
 def unit(rows: Float[Array, "*points size"] | Float[np.ndarray, "*points size"]) -> Float[Array, "*points size"]:
-    return rows / jnp.maximum(jnp.linalg.norm(rows, axis=-1, keepdims=True), 1e-30)
+    return rows / jnp.maximum(jnp.linalg.norm(rows, axis=-1, keepdims=True), 1e-30)  # type: ignore[return-value]
 
 
 def members(rows: Rows) -> Bool[Array, " points"]:
@@ -68,7 +68,7 @@ def plane(rows: Rows) -> Float[np.ndarray, "points 2"]:
     np.fill_diagonal(apart, 0)
     values, vectors = np.linalg.eigh(points @ points.T)
     start = vectors[:, -2:] * np.sqrt(np.maximum(values[-2:], 0))
-    return smacof(apart, n_components=2, init=start, n_init=1)[0]
+    return smacof(apart, n_components=2, init=start, n_init=1)[0]  # type: ignore[return-value]
 
 
 def count_clusters(rows: Rows, most: int = 6) -> int:
@@ -78,7 +78,7 @@ def count_clusters(rows: Rows, most: int = 6) -> int:
 
     points = np.asarray(unit(rows), np.float64)
     scores = {
-        k: silhouette_score(points, KMeans(k, n_init=10, random_state=0).fit_predict(points), metric="cosine")
+        k: silhouette_score(points, KMeans(k, n_init=10, random_state=0).fit_predict(points), metric="cosine")  # type: ignore[arg-type]
         for k in range(2, most + 1)
     }
     return max(scores, key=scores.__getitem__)
