@@ -133,16 +133,14 @@ def test_resnet_single_example_and_batch_agree_once_settled(arrays):
     x = task.sample(KEY, 200).x
 
     @eqx.filter_jit
-    def settle(network):
-        arrays, rest = eqx.partition(network, eqx.is_array)
-        after = jax.lax.fori_loop(
-            0, 100, lambda _, a: eqx.filter(eqx.combine(a, rest).batch(x, KEY)[1], eqx.is_array), arrays
-        )
-        return eqx.combine(after, rest)
+    def both(network):
+        out, after = network.batch(x, KEY)
+        return out, jax.vmap(network)(x), after
 
-    network = settle(network)
-    out = network.batch(x, KEY)[0]
-    assert out.shape == (200,) and np.allclose(jax.vmap(network)(x), out, atol=0.05)
+    for _ in range(100):
+        out, single, network = both(network)
+    # The running variance is the unbiased one, so that the last stage's (1 x 1 images) differs by a factor 200/199.
+    assert out.shape == (200,) and np.allclose(single, out, rtol=0.03, atol=0.02)
     assert network.filters(4).shape == (16, 9 * 16)
 
 

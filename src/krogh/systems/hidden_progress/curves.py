@@ -246,7 +246,7 @@ def plot_plateau_shares(ds: xr.Dataset):
     reported(ax, 0.6, "claimed: (ii) above 0.6, (vi) below 0.5", axis="x")
     reported(ax, 0.5, None, axis="x")
     ax.set(xlabel="share of the time at chance, $t_{55}/t_c$", xlim=(0, 1))
-    ax.legend(loc="lower left", fontsize=6)
+    figure.legend(loc="outside upper right", fontsize=6)
     return figure
 
 

@@ -289,6 +289,8 @@ def _case(ds: xr.Dataset, case: str) -> xr.Dataset:
     "Width-10 ReLU MLP (i), (50,3), B = 32, lr = .1: when accuracy first exceeds 55 %, rho (over all of W) under true "
     "labels is >= 1.5 times rho under random labels at the same step, in >= 90 % of the seeds that get there",
     source="Fig 5.3 right, Fig B.9",
+    finding="The MLP's weights do move more, 1.7 times in the median, but only 71 % of 62 seeds reach 1.5 when 55 % is "
+    "first exceeded (checked every 50 steps); at the first 60 % it is 89 %. The neuron of Fig 5.3 passes.",
 )
 def mlp_moves_more(ds: xr.Dataset):
     return _moves_more(_case(ds, "mlp, B=32, lr=0.1"))
