@@ -300,7 +300,6 @@ class Panels:
     panels: tuple[tuple[str, float, int, int], ...] = (
         ("i", 1.0, 30, 3),
         ("ii", 1.0, 30, 3),
-        ("iv", 0.01, 30, 3),
         ("v", 0.01, 30, 3),
         ("xiv", 0.01, 30, 3),
         ("xv", 0.05, 30, 3),

@@ -160,7 +160,7 @@ def _padded(values: np.ndarray, size: int) -> np.ndarray:
     "ResNet(m) on airplane/automobile: early gradients of a filter agree, filters gather (also Figs A.16, A.17)",
     presets={
         "smoke": Filters((4,), train=200, batch=20, epochs=0),
-        "quick": Filters((16,), batch=64, epochs=0, seeds=2),
+        "quick": Filters((8,), batch=32, epochs=0, seeds=4),
         "paper": Filters((128, 256), precision="tensorfloat32"),
     },
 )
