@@ -45,6 +45,10 @@ class Task(eqx.Module):
         """Examples made from what `draw` returned."""
         return self.sample(raw, size)
 
+    def held_out(self, key: PRNGKeyArray, size: int) -> Batch:
+        """Examples for validation: fresh ones, or those a task over a fixed data set keeps apart."""
+        return self.sample(key, size)
+
     def instance(self, key: PRNGKeyArray) -> "Task":
         """This replica's own copy, with its random parts (a dictionary, a graph) drawn from `key`."""
         return self

@@ -111,6 +111,10 @@ class LabelNoise(Task):
         return self.task.in_shape
 
     @property
+    def k(self) -> int:
+        return self.task.k  # type: ignore[attr-defined]
+
+    @property
     def support(self) -> np.ndarray:
         return self.task.support  # type: ignore[attr-defined]
 

@@ -224,7 +224,7 @@ class Program:
 
         spec = self.spec(replica, shared)
         task = self.task(replica, spec)
-        batch = task.sample(stream(replica.data_seed, CONFIRM), until.confirm)  # type: ignore[arg-type]
+        batch = task.held_out(stream(replica.data_seed, CONFIRM), until.confirm)  # type: ignore[arg-type]
         return accuracy(eqx.combine(replica.network, self.net_static), batch) >= until.level
 
     def confirmations(self, replicas: Replica, shared: Any, candidates: Array, until: Reach) -> Array:
@@ -334,4 +334,4 @@ def stage_task(spec: Spec, stage: int) -> Task:
 
 
 def validation_batch(task: Task, size: int | str, seed: Array) -> Batch:
-    return task.enumerate() if size == "all" else task.sample(stream(seed, VALIDATION), size)  # type: ignore[arg-type]
+    return task.enumerate() if size == "all" else task.held_out(stream(seed, VALIDATION), size)  # type: ignore[arg-type]

@@ -60,11 +60,10 @@ def trained(s: Clusters, number: int, probes=(accuracy, coverage)) -> xr.Dataset
 
 @system.experiment(
     "table-A.6",
-    "Parity of 16 or 32 Gaussian clusters: accuracy, and whether every centre has a neuron (quick: m = 400, 12 epochs)",
+    "Parity of 16 or 32 Gaussian clusters: accuracy, and whether every centre has a neuron",
     presets={
         "smoke": Clusters(experiments=(2,), m=40, n=1000, epochs=2, test=500, seeds=2),
-        "quick": Clusters(m=400, epochs=12),
-        "paper": Clusters(seeds=5),
+        "quick": Clusters(seeds=5),
     },
 )
 def cluster_table(s: Clusters) -> xr.Dataset:
@@ -84,6 +83,10 @@ def cluster_table(s: Clusters) -> xr.Dataset:
     "At the last epoch the test accuracy is at least 0.98 and every centre has a neuron with cos >= 0.9; at the start "
     "the least covered centre has at most 0.6",
     source="Table A.6, Fig A.12",
+    finding=(
+        "Sixteen clusters: every centre is covered in every seed. Thirty-two (experiment 3): some seeds leave a centre "
+        "without a neuron (max cos about 0.63) while the accuracy is 1."
+    ),
 )
 def centres_are_covered(ds: xr.Dataset):
     parts = {}

@@ -165,7 +165,8 @@ class Varied(Setting):
 
 def vary(s: Varied, **fields: str) -> xr.Dataset:
     """Maps over `values`, each written into the given fields (name of the axis: field)."""
-    (axis, field), base = next(iter(fields.items())), {n: getattr(s, n) for n in Setting.__dataclass_fields__}
+    axis, field = next(iter(fields.items()))
+    base: dict[str, Any] = {name: getattr(s, name) for name in Setting.__dataclass_fields__}
     cast: Any = int if field in ("ambient", "n") else float
     parts = []
     for value in s.values:

@@ -1,6 +1,7 @@
 """What the first and the second step do to every neuron: Lemmas 2.6, A.8, A.13, A.14 (000 §2.5.1, A.4)."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -112,7 +113,8 @@ class Directions(Setting):
 )
 def directions(s: Directions) -> xr.Dataset:
     def at(n: int) -> xr.Dataset:
-        setting = Setting(**{name: getattr(s, name) for name in Setting.__dataclass_fields__} | {"n": n})
+        fields: dict[str, Any] = {name: getattr(s, name) for name in Setting.__dataclass_fields__}
+        setting = Setting(**fields | {"n": n})
 
         def measure(seed):
             r = replica(setting, seed)

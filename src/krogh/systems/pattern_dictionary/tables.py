@@ -309,7 +309,8 @@ def by_share(s: Shares) -> xr.Dataset:
     """Six methods with class-weighted steps, and the least-squares head after unweighted steps (`unweighted`)."""
     parts = []
     for share in s.shares:
-        setting = Setting(**{name: getattr(s, name) for name in Setting.__dataclass_fields__} | {"negative": share})
+        fields: dict[str, Any] = {name: getattr(s, name) for name in Setting.__dataclass_fields__}
+        setting = Setting(**fields | {"negative": share})
         part = published.beside(six_methods(setting), published.NEGATIVE[share])
         plain = least_squares(replace(setting, weighted=False))
         parts.append(part.assign(unweighted=plain.test.sel(learner="two steps", drop=True)))
@@ -372,7 +373,8 @@ class Samples(Setting):
 def by_samples(s: Samples) -> xr.Dataset:
     parts = []
     for n, m in zip(s.samples, s.widths, strict=True):
-        setting = Setting(**{name: getattr(s, name) for name in Setting.__dataclass_fields__} | {"n": n, "m": m})
+        fields: dict[str, Any] = {name: getattr(s, name) for name in Setting.__dataclass_fields__}
+        setting = Setting(**fields | {"n": n, "m": m})
         parts.append(published.beside(six_methods(setting), published.SAMPLES[n]))
     return xr.concat(parts, xr.Variable("n", list(s.samples)))
 
