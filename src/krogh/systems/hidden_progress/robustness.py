@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import textwrap
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -167,7 +168,7 @@ def _heat_maps(ds: xr.Dataset, statement: str):
         axes[0, column].set_title(f"({n}, {k}): 10th percentile of $t_c$")
         axes[1, column].set_title(f"({n}, {k}): converged runs (%)")
         axes[1, column].set_xlabel("batch size B")
-    figure.suptitle(f"reported: {statement}", fontsize=8)
+    figure.suptitle(textwrap.fill(f"reported: {statement}", int(14 * size[0])), fontsize=8)
     return figure
 
 
@@ -221,7 +222,6 @@ def plot_all_configurations(ds: xr.Dataset):
             seeds=10,
             budgets=(1_000, 4_000),
             enough=0.5,
-            every=20,
         ),
         "paper": Grid(configurations=(*ROBUST, *FRAGILE), ns=(10, 20, 30), ks=(2, 3, 4), batches=BATCHES, seeds=25),
     },
@@ -254,5 +254,6 @@ def plot_coarse_scaling(ds: xr.Dataset):
             told = f"{c.values[row, column]:.0f}, {value:.2f}" if np.isfinite(value) else "–"
             ax.text(column, row, told, ha="center", va="center", fontsize=6)
         ax.spines[:].set_visible(False)
-        ax.set(xlabel="batch size B", title=f"k = {k}: c, $\\alpha$ in $t_c \\leq c\\,(n-9)^\\alpha$")
+        ax.set(xlabel="batch size B", title=f"k = {k}")
+    figure.suptitle("c, $\\alpha$ in $t_c \\leq c\\,(n - n_0)^\\alpha$; reported: small constants", fontsize=8)
     return figure
