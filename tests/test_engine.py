@@ -331,6 +331,19 @@ def test_a_damaged_checkpoint_is_named_and_set_aside(tmp_path):
     assert list(tmp_path.glob("*.damaged"))
 
 
+def test_runs_that_differ_in_an_enclosed_value_have_their_own_checkpoints(tmp_path):
+    def shifted(by):
+        return lambda output, y: (output - by * y) ** 2
+
+    def final(by):
+        return kr.train(TASK, LinearAtZero(), kr.SGD(lr=0.1, loss=shifted(by)), 20, seeds=2).networks
+
+    with workspace(tmp_path):
+        kept = [final(1.0), final(2.0), final(1.0)]
+    assert same(kept[0], kept[2]) and not same(kept[0], kept[1])
+    assert len(list(tmp_path.glob("*.checkpoint"))) == 2
+
+
 def test_progress_ends_at_the_total():
     calls = []
     with workspace(progress=lambda *a: calls.append(a)):

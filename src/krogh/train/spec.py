@@ -1,8 +1,10 @@
 """What a run is made of: its spec, and groups of replicas that one program can serve."""
 
+import dataclasses
 import hashlib
 import inspect
 import re
+import types
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -134,19 +136,28 @@ def make_group(specs: Sequence[Spec], init_seed: np.ndarray, data_seed: np.ndarr
 
 def fingerprint(group: Group) -> str:
     """Names a group's checkpoint: equal for equal specs and seeds on an equal set of devices."""
-
-    def describe(leaf: Any) -> str:
-        if _array(leaf):
-            value = np.asarray(leaf)
-            return f"{value.dtype}{value.shape}{hashlib.sha256(value.tobytes()).hexdigest()}"
-        return getattr(leaf, "__qualname__", None) or repr(leaf)
-
-    leaves = jax.tree.leaves((group.static, group.shared, group.numbers, group.init_seed, group.data_seed))
-    structure = str(jax.tree.structure(group.static))
     platform = f"{jax.__version__} {[d.device_kind for d in jax.local_devices()]} {jnp.zeros(()).dtype}"
-    text = "\n".join([platform, _without_addresses(structure), *map(describe, leaves)])
-    return hashlib.sha256(text.encode()).hexdigest()[:20]
+    parts = (group.static, group.shared, group.numbers, group.init_seed, group.data_seed)
+    return hashlib.sha256(f"{platform} {_described(parts)}".encode()).hexdigest()[:20]
 
 
-def _without_addresses(text: str) -> str:
-    return re.sub(r" at 0x[0-9a-f]+", "", text)
+def _described(value: Any) -> str:
+    """A value in words that are the same in another process; functions by their code and what they enclose."""
+    if _array(value):
+        content = np.asarray(value)
+        return f"{content.dtype}{content.shape}{hashlib.sha256(content.tobytes()).hexdigest()}"
+    if isinstance(value, tuple | list):
+        return f"({', '.join(map(_described, value))})"
+    if isinstance(value, dict):
+        return f"({', '.join(f'{key}: {_described(item)}' for key, item in value.items())})"
+    if isinstance(value, types.FunctionType):
+        enclosed = [cell.cell_contents for cell in value.__closure__ or ()]
+        code = hashlib.sha256(value.__code__.co_code).hexdigest()
+        constants = [c for c in value.__code__.co_consts if not isinstance(c, types.CodeType)]
+        return f"{value.__module__}.{value.__qualname__} {code} {_described((constants, value.__defaults__, enclosed))}"
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {f.name: getattr(value, f.name, None) for f in dataclasses.fields(value)}
+        return f"{type(value).__qualname__}{_described(fields)}"
+    if hasattr(value, "__wrapped__"):
+        return _described(value.__wrapped__)
+    return re.sub(r" at 0x[0-9a-f]+", "", repr(value))

@@ -61,7 +61,7 @@ class Fixed(Setting):
 def fixed_features(s: Fixed) -> xr.Dataset:
     task = s.task()
     network, stages = method("random", s, task)
-    run = train(task, network, stages, seeds=s.seeds, record=(s.steps,), probes=(population_probe(s.population),))
+    run = train(task, network, stages, seeds=s.seeds, record=(s.steps,), probes=(Population(s.population),))
     ds = run.data[["hinge", "norm", "correlation"]].isel(step=-1, drop=True)
     bounds = [fixed_feature_bounds(0.5, 2 * s.m, float(B), s.D, s.k) for B in ds.norm]
     small = ParityDictionary(D=s.enumerated_D, k=s.enumerated_k)
@@ -84,10 +84,14 @@ def fixed_features(s: Fixed) -> xr.Dataset:
     )
 
 
-def population_probe(size: int):
+@dataclass(frozen=True)
+class Population:
     """The head's norm B, its hinge loss on the mixture, and ||E_{D0}[y Psi]||, unbiased from two halves of a sample."""
 
-    def fixed_feature_population(network, task, key):
+    size: int
+    name: str = "population"
+
+    def __call__(self, network, task, key):
         mixture, first, second = jr.split(key, 3)
 
         def hinge(mask, x, y):
@@ -97,15 +101,13 @@ def population_probe(size: int):
             return (mask * y) @ jnp.clip(network.hidden(x), -1, 1)
 
         uniform = replace(task, structure=0.0)
-        x, y, _ = task.sample(mixture, size)
-        halves = [sum_over_chunks(correlation, *uniform.sample(k, size)[:2]) / size for k in (first, second)]
+        x, y, _ = task.sample(mixture, self.size)
+        halves = [sum_over_chunks(correlation, *uniform.sample(k, self.size)[:2]) / self.size for k in (first, second)]
         return {
-            "hinge": sum_over_chunks(hinge, x, y) / size,
+            "hinge": sum_over_chunks(hinge, x, y) / self.size,
             "norm": jnp.linalg.norm(network.output),
             "correlation": jnp.sqrt(jnp.maximum(halves[0] @ halves[1], 0)),
         }
-
-    return fixed_feature_population
 
 
 @fixed_features.claim(

@@ -143,7 +143,7 @@ def kept_weights_explain_the_cosines(ds: xr.Dataset):
 
 # --- The other label rules and variations ---
 
-INTERVAL = Setting(labels="interval", k=30, m=100, seeds=1)
+INTERVAL = Setting(labels="interval", k=30, m=100, seeds=1, weighted=True)
 
 
 @system.experiment(

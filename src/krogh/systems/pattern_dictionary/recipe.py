@@ -82,25 +82,29 @@ class Setting:
 # --- Stages ---
 
 
-@lru_cache
-def smoothed_hinge(sigma_xi: float, weighted: bool) -> Callable:
-    """E[alpha_y max(0, 1 - y E_xi g)] over the whole sample, in blocks so that memory does not grow with it."""
+@dataclass(frozen=True)
+class SmoothedHinge:
+    """E[alpha_y max(0, 1 - y E_xi g)] over the whole sample, in blocks so that memory does not grow with it.
 
-    def objective(network: TruncatedNetwork, batch: Batch, key: Array):
-        alpha = class_weights(batch.y) if weighted else jnp.ones_like(batch.y)
+    An object, not a closure: a run is recognised by what its objective and probes print.
+    """
+
+    sigma_xi: float
+    weighted: bool
+
+    def __call__(self, network: TruncatedNetwork, batch: Batch, key: Array):
+        alpha = class_weights(batch.y) if self.weighted else jnp.ones_like(batch.y)
 
         @jax.checkpoint
         def part(mask, x, y, alpha):
-            return jnp.sum(mask * alpha * jax.nn.relu(1 - y * network.smoothed(x, sigma_xi)))
+            return jnp.sum(mask * alpha * jax.nn.relu(1 - y * network.smoothed(x, self.sigma_xi)))
 
         return sum_over_chunks(part, batch.x, batch.y, alpha) / len(batch.y), None
-
-    return objective
 
 
 def aggressive(s: Setting, task: PatternDictionary, steps: int = 2) -> list[Stage]:
     """The first one or two full-batch steps; a direct decay of 1 wipes exactly (added to the gradient it drowns it)."""
-    lr, objective = s.first_lr(task), smoothed_hinge(s.sigma_xi, s.weighted)
+    lr, objective = s.first_lr(task), SmoothedHinge(s.sigma_xi, s.weighted)
     full: dict[str, Any] = dict(batch=None, samples=s.n, objective=objective, decay="direct")
     one = SGD(lr=lr, weight_decay={"weights": 1 - KEPT[s.reading] * lr, "bias": 0.0, "output": 0.0}, **full)
     two = SGD(lr=1.0, weight_decay={"weights": 1.0, "bias": 0.0, "output": 1.0}, **full)
@@ -133,15 +137,19 @@ def train_accuracy(network: Any, sample: Batch) -> Float[Array, ""]:
     return jnp.mean(correct(jax.vmap(network)(x), y))
 
 
-def cosine_probe(off_span: int, sigma_w: float) -> Callable:
+@dataclass(frozen=True)
+class Cosine:
     """max_i cos(w_i, sum_A M_j); `off_span` coordinates of variance sigma_w^2 are added to weights never decayed."""
 
-    def cosine(network: Any, task: PatternDictionary, key: Array) -> Float[Array, ""]:
+    off_span: int
+    sigma_w: float
+    name: str = "cosine"
+
+    def __call__(self, network: Any, task: PatternDictionary, key: Array) -> Float[Array, ""]:
         if not isinstance(network, TruncatedNetwork):
             return jnp.full((), jnp.nan)
-        return jnp.max(feature_cosines(network, task, off_span_norm(key, off_span, sigma_w, network.bias.shape)))
-
-    return cosine
+        outside = off_span_norm(key, self.off_span, self.sigma_w, network.bias.shape)
+        return jnp.max(feature_cosines(network, task, outside))
 
 
 def off_span_norm(key: Array, coordinates: int, sigma_w: float | Array, shape: tuple[int, ...]) -> Float[Array, "..."]:
@@ -166,7 +174,7 @@ def curves(s: Setting, name: str) -> xr.Dataset:
     spread = {"random": 1 / s.k, "one step": s.first_lr(task) * KEPT[s.reading] / s.k}.get(name, 0.0)
     described = spec(
         task, network, stages, seeds=s.seeds, record=(begin + marks).tolist(), validation=s.test, networks=False,
-        probes=(accuracy, train_accuracy, cosine_probe(s.off_span if spread else 0, spread)),
+        probes=(accuracy, train_accuracy, Cosine(s.off_span if spread else 0, spread)),
     )  # fmt: skip
     run = sweep(described, structure=(1.0, 0.0) if name in LEARNERS else (1.0,))
     kept = run.data[["accuracy", "train_accuracy", "cosine"]].isel(step=slice(-s.records, None))

@@ -223,10 +223,10 @@ class Rates(Setting):
 @system.experiment(
     "lemma-A.13",
     "The first learning rate: least-squares heads after one and two wiped steps, and samples left below the margin "
-    "(quick: n = 20 000)",
+    "(quick: m = 150, n = 20 000)",
     presets={
         "smoke": Rates(D=40, m=40, n=4000, test=1000, rates=(1e-4, 0.1, 1.0), seeds=2),
-        "quick": Rates(n=20_000, seeds=3),
+        "quick": Rates(m=150, n=20_000, seeds=3),
         "paper": Rates(d=500),
     },
 )
