@@ -158,6 +158,6 @@ def _described(value: Any) -> str:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {f.name: getattr(value, f.name, None) for f in dataclasses.fields(value)}
         return f"{type(value).__qualname__}{_described(fields)}"
-    if hasattr(value, "__wrapped__"):
-        return _described(value.__wrapped__)
+    if (inner := getattr(value, "__wrapped__", None)) is not None:
+        return _described(inner)
     return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
