@@ -99,7 +99,7 @@ class Readings(Setting):
 )
 def parity_maps(s: Readings) -> xr.Dataset:
     readings = list(KEPT)
-    base = Setting(**{name: getattr(s, name) for name in Setting.__dataclass_fields__})
+    base = s.plain()
     maps = xr.concat([weight_maps(replace(base, reading=r)) for r in readings], xr.Variable("reading", readings))
 
     def measure(seed):
@@ -166,12 +166,11 @@ class Varied(Setting):
 def vary(s: Varied, **fields: str) -> xr.Dataset:
     """Maps over `values`, each written into the given fields (name of the axis: field)."""
     axis, field = next(iter(fields.items()))
-    base: dict[str, Any] = {name: getattr(s, name) for name in Setting.__dataclass_fields__}
     cast: Any = int if field in ("ambient", "n") else float
     parts = []
     for value in s.values:
         extra = {"m": 50} if field == "n" and value == 10_000 else {}
-        parts.append(weight_maps(Setting(**base | {field: cast(value)} | extra)))
+        parts.append(weight_maps(s.plain(**{field: cast(value)}, **extra)))
     return xr.concat(parts, xr.Variable(axis, [cast(v) for v in s.values]), join="outer")
 
 

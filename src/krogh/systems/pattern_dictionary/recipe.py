@@ -61,6 +61,11 @@ class Setting:
             return IntervalDictionary(D=self.D, k=self.k, d=self.d, structure=structure)
         return ParityDictionary(D=self.D, k=self.k, d=self.d, structure=structure, negative=self.negative)
 
+    def plain(self, **changes: Any) -> "Setting":
+        """These settings without a subclass's own fields, some of them changed."""
+        fields: dict[str, Any] = {name: getattr(self, name) for name in Setting.__dataclass_fields__}
+        return Setting(**{**fields, **changes})
+
     @property
     def sigma_xi(self) -> float:
         return self.k**-1.5

@@ -1,7 +1,6 @@
 """What the first and the second step do to every neuron: Lemmas 2.6, A.8, A.13, A.14 (000 §2.5.1, A.4)."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -113,8 +112,7 @@ class Directions(Setting):
 )
 def directions(s: Directions) -> xr.Dataset:
     def at(n: int) -> xr.Dataset:
-        fields: dict[str, Any] = {name: getattr(s, name) for name in Setting.__dataclass_fields__}
-        setting = Setting(**fields | {"n": n})
+        setting = s.plain(n=n)
 
         def measure(seed):
             r = replica(setting, seed)

@@ -241,8 +241,7 @@ def by_dimension(s: Dimensions) -> xr.Dataset:
     """Accuracies do not depend on d in reduced coordinates (the same seeds serve both); cosines do."""
     parts = []
     for d in s.dimensions:
-        setting = {**vars(s), "ambient": d, "d": None if s.reduced else d}
-        part = six_methods(Setting(**{name: setting[name] for name in Setting.__dataclass_fields__}))
+        part = six_methods(s.plain(ambient=d, d=None if s.reduced else d))
         parts.append(published.beside(part, published.DIMENSION[d]))
     return xr.concat(parts, xr.Variable("d", list(s.dimensions)))
 
@@ -310,8 +309,7 @@ def by_share(s: Shares) -> xr.Dataset:
     """Six methods with class-weighted steps, and the least-squares head after unweighted steps (`unweighted`)."""
     parts = []
     for share in s.shares:
-        fields: dict[str, Any] = {name: getattr(s, name) for name in Setting.__dataclass_fields__}
-        setting = Setting(**fields | {"negative": share})
+        setting = s.plain(negative=share)
         part = published.beside(six_methods(setting), published.NEGATIVE[share])
         plain = least_squares(replace(setting, weighted=False))
         parts.append(part.assign(unweighted=plain.test.sel(learner="two steps", drop=True)))
@@ -374,9 +372,7 @@ class Samples(Setting):
 def by_samples(s: Samples) -> xr.Dataset:
     parts = []
     for n, m in zip(s.samples, s.widths, strict=True):
-        fields: dict[str, Any] = {name: getattr(s, name) for name in Setting.__dataclass_fields__}
-        setting = Setting(**fields | {"n": n, "m": m})
-        parts.append(published.beside(six_methods(setting), published.SAMPLES[n]))
+        parts.append(published.beside(six_methods(s.plain(n=n, m=m)), published.SAMPLES[n]))
     return xr.concat(parts, xr.Variable("n", list(s.samples)))
 
 
@@ -402,6 +398,10 @@ def show_sample_table(ds: xr.Dataset):
     "01.14",
     "Claims 01.3 and 01.4 hold for n = 25 000 and n = 10 000 (m = 50, there with the least-squares head)",
     source="Table A.5, Fig A.9",
+    finding=(
+        "At n = 10 000, m = 50 Two Step is exact with either head, but a network whose first layer goes on training "
+        "with Adam at 1e-2 leaves those features and overfits (0.76 to 0.86); at 1e-3 it tests 1.0 in every seed."
+    ),
 )
 def robust_in_samples(ds: xr.Dataset):
     small = ds.sel(n=10_000)
