@@ -13,6 +13,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Int
 
 from krogh.errors import InputError
 from krogh.nn.base import Architecture
@@ -106,8 +107,10 @@ def group_key(spec: Spec) -> tuple:
     return jax.tree.structure(spec), treedef, tuple(leaves), shapes
 
 
-def make_group(specs: Sequence[Spec], init_seed: np.ndarray, data_seed: np.ndarray) -> Group:
-    """One group from specs that differ in numbers or in arrays of equal shape."""
+def make_group(
+    specs: Sequence[Spec], chosen: Int[np.ndarray, " replicas"], init_seed: np.ndarray, data_seed: np.ndarray
+) -> Group:
+    """One group from specs that differ in numbers or in arrays of equal shape; `chosen` is each replica's spec."""
     numeric = [eqx.filter(spec, lambda leaf: _number(leaf) or _array(leaf)) for spec in specs]
     columns = zip(*(jax.tree.leaves(tree) for tree in numeric), strict=True)
     treedef = jax.tree.structure(numeric[0])
@@ -117,13 +120,13 @@ def make_group(specs: Sequence[Spec], init_seed: np.ndarray, data_seed: np.ndarr
         first = column[0]
         if _number(first):
             shared.append(None)
-            numbers.append(np.asarray(column, dtype))
+            numbers.append(np.asarray(column, dtype)[chosen])
         elif all(value is first for value in column):
             shared.append(first)
             numbers.append(None)
         else:
             shared.append(None)
-            numbers.append(np.stack([np.asarray(value) for value in column]))
+            numbers.append(np.stack([np.asarray(value) for value in column])[chosen])
     static = eqx.filter(specs[0], lambda leaf: not (_number(leaf) or _array(leaf)))
     return Group(
         static,
@@ -147,6 +150,8 @@ def _described(value: Any) -> str:
         content = np.asarray(value)
         return f"{content.dtype}{content.shape}{hashlib.sha256(content.tobytes()).hexdigest()}"
     if isinstance(value, tuple | list):
+        if all(type(item) is int for item in value):
+            return repr(tuple(value))
         return f"({', '.join(map(_described, value))})"
     if isinstance(value, dict):
         return f"({', '.join(f'{key}: {_described(item)}' for key, item in value.items())})"

@@ -192,27 +192,32 @@ def sweep(spec: Spec, *, replicas_at_once: int | None = None, **axes: Iterable) 
         if not axis:
             raise InputError(f"the sweep axis {name} has no values")
     paths = {name: _find(spec, name) for name in values if name not in STREAMS}
-    variants = {}
-    for indices in itertools.product(*(range(len(values[name])) for name in paths)):
+    variants = []
+    for settings in itertools.product(*(values[name] for name in paths)):
         varied = spec
-        for name, i in zip(paths, indices, strict=True):
-            varied = _replaced(varied, paths[name], values[name][i])
-        variants[indices] = varied
-    keys = {indices: group_key(varied) for indices, varied in variants.items()}
+        for path, value in zip(paths.values(), settings, strict=True):
+            varied = _replaced(varied, path, value)
+        variants.append(varied)
     if not any(name in values for name in STREAMS):
         values["seed"] = spec.seeds
-    groups: dict[Any, list[tuple[int, ...]]] = {}
-    names = list(values)
-    for point in itertools.product(*(range(len(axis)) for axis in values.values())):
-        groups.setdefault(keys[_knobs(point, names, paths)], []).append(point)
-    results = []
     shape = tuple(len(axis) for axis in values.values())
-    for number, points in enumerate(groups.values()):
-        settings = [{name: values[name][i] for name, i in zip(names, point, strict=True)} for point in points]
-        seeds = [np.array([s.get(name, s.get("seed", 0)) for s in settings]) for name in STREAMS]
-        group = make_group([variants[_knobs(point, names, paths)] for point in points], *seeds)
+    position = dict(zip(values, np.indices(shape).reshape(len(shape), -1), strict=True))
+    # Every point's variant, in the order in which `variants` lists them.
+    chosen = np.zeros(math.prod(shape), int)
+    for name in paths:
+        chosen = chosen * len(values[name]) + position[name]
+    groups: dict[Any, list[int]] = {}
+    for number, varied in enumerate(variants):
+        groups.setdefault(group_key(varied), []).append(number)
+    results = []
+    for number, members in enumerate(groups.values()):
+        rows = np.flatnonzero(np.isin(chosen, members))
+        seeds = []
+        for stream in STREAMS:
+            name = stream if stream in values else "seed"
+            seeds.append(np.asarray(values[name])[position[name][rows]] if name in values else np.zeros(len(rows)))
+        group = make_group([variants[i] for i in members], np.searchsorted(members, chosen[rows]), *seeds)
         label = f"group {number + 1}/{len(groups)}" if len(groups) > 1 else "training"
-        rows = np.array([np.ravel_multi_index(point, shape) for point in points])
         results.append((rows, run_group(group, replicas_at_once, label)))
     return Run(_dataset(spec, values, results), spec, tuple(results), values)
 
@@ -229,11 +234,6 @@ def _steps(name: str, steps: Sequence[int], total: int) -> list[int]:
 
 def _listed(values: Iterable) -> str:
     return ", ".join(map(str, values)) or "none"
-
-
-def _knobs(point: tuple[int, ...], names: list[str], paths: dict[str, tuple]) -> tuple[int, ...]:
-    """The part of a point that chooses settings, without its seeds."""
-    return tuple(i for name, i in zip(names, point, strict=True) if name in paths)
 
 
 def _fields(module: Any, path: tuple = ()) -> Iterable[tuple]:
