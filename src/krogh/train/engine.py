@@ -191,7 +191,7 @@ class Ensemble:
                     out_specs=(across, PartitionSpec(None, "replica")),
                     check_vma=False,
                 )
-            program = jax.jit(mapped, donate_argnums=0).lower(*arguments).compile()
+            program = jax.jit(mapped, donate_argnums=0).lower(*arguments).compile(self._options())
             memory = program.memory_analysis()
             if memory is not None:
                 needed = memory.temp_size_in_bytes + memory.argument_size_in_bytes + memory.output_size_in_bytes
@@ -199,6 +199,11 @@ class Ensemble:
                     raise TooLarge(needed - memory.alias_size_in_bytes, memory_budget())
             _programs[key] = program
         return _programs[key](*arguments)
+
+    def _options(self) -> dict[str, Any]:
+        """Full-precision products of small matrices are faster by the vendor's library than by generated kernels."""
+        exact = self.platform == "gpu" and self.spec.precision == "highest"
+        return {"xla_gpu_enable_triton_gemm": False} if exact else {}
 
     def _place(self, replicas: Any, slots: int) -> Any:
         return jax.device_put(replicas, NamedSharding(self._mesh(slots), PartitionSpec("replica")))
