@@ -93,8 +93,8 @@ class Readings(Setting):
     "Weights at initialisation, after one and after two steps, wiped or kept in step 1 (= Fig A.2)",
     presets={
         "smoke": Readings(D=40, m=20, n=2000, test=100, dimensions=(40, 100), seeds=2),
-        "quick": Readings(seeds=32),
-        "paper": Readings(seeds=32),
+        "quick": Readings(seeds=64),
+        "paper": Readings(seeds=64),
     },
 )
 def parity_maps(s: Readings) -> xr.Dataset:
