@@ -17,7 +17,7 @@ import krogh as kr
 from krogh.errors import InputError
 from krogh.nn.base import Architecture
 from krogh.tasks import LabelNoise, SparseParity
-from krogh.train import workspace
+from krogh.train import engine, workspace
 from krogh.train.engine import plan
 from krogh.train.losses import LOSSES
 
@@ -166,6 +166,22 @@ def test_neither_records_nor_replica_batches_nor_probes_change_the_data_seen():
     assert same(plain, trained(snapshots=[13, 40]))
 
 
+def test_a_compiler_without_memory_gets_fewer_replicas(monkeypatch):
+    spec = kr.spec(TASK, LinearAtZero(), adding_up(), 37, seeds=9)
+    whole, compiled = kr.sweep(spec), []
+
+    def options(self, slots):
+        compiled.append(slots)
+        if slots > 4:
+            raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory")
+        return {}
+
+    monkeypatch.setattr(engine, "_programs", {})
+    monkeypatch.setattr(engine.Ensemble, "_options", options)
+    assert same(kr.sweep(spec).networks, whole.networks)
+    assert max(compiled) > 4 >= compiled[-1]
+
+
 def test_streams_can_be_held_apart():
     spec = kr.spec(TASK, kr.nn.MLP(width=3), kr.SGD(lr=0.1, batch=4), 2, snapshots=[0])
     run = kr.sweep(spec, init_seed=[1, 2], data_seed=[5, 6])
@@ -278,7 +294,7 @@ RESUMABLE = """
     from pathlib import Path
     import numpy as np
     import krogh as kr
-    from krogh.train import workspace
+    from krogh.train import engine, workspace
     sys.modules["krogh.train.checkpoint"].SECONDS_BETWEEN_CHECKPOINTS = 0.0
     sys.modules["krogh.train.engine"].LEAST_REPLICA_STEPS["cpu"] = 1
     folder, out, slow = Path(sys.argv[1]), sys.argv[2], sys.argv[3] == "slow"
