@@ -225,10 +225,14 @@ def verify(
 
     experiments = _chosen(what, preset, changes, seeds)
     judged = [e for e in experiments if any(not _needs(e, claim, preset) for claim in e.claims)]
+    own = changes or seeds is not None or preset == "smoke"
     rows: list[dict[str, Any]] = []
     for experiment, result in _results(judged, preset, changes, seeds, fresh, quiet=as_json):
         claims = [claim for claim in experiment.claims if not _needs(experiment, claim, preset)]
-        rows += [judge(experiment, claim, preset, result) for claim in claims]
+        verdicts = [judge(experiment, claim, preset, result) for claim in claims]
+        if not own and not no_record:
+            ledger.record_rows(verdicts, {(e.id, claim.id) for e, claim in experiment.system.claims})
+        rows += verdicts
     skipped = [
         (experiment, claim, needs)
         for experiment in experiments
@@ -237,13 +241,9 @@ def verify(
     ]
     if not as_json:
         _show_verdicts(rows, skipped)
-    if changes or seeds is not None or preset == "smoke":
+    if own:
         why = "smoke only proves that it runs" if preset == "smoke" else "its settings are not the preset's"
         say(f"not recorded in the ledger: {why}.")
-    elif not no_record and rows:
-        for system in {e.system.slug: e.system for e in experiments}.values():
-            known = {(e.id, claim.id) for e, claim in system.claims}
-            ledger.record_rows([row for row in rows if row["system"] == system.slug], known)
     if as_json:
         named = [(e.system.slug, e.id, c.id, c.statement, needs) for e, c, needs in skipped]
         keys = ("system", "experiment", "claim", "statement", "verdict")

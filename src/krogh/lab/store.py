@@ -177,11 +177,15 @@ class Store:
         import xarray as xr
 
         from krogh.train.checkpoint import workspace
+        from krogh.train.engine import forget_programs
 
         if fresh:
             shutil.rmtree(partial, ignore_errors=True)
-        with workspace(checkpoints=partial, progress=progress):
-            dataset = experiment.function(settings)
+        try:
+            with workspace(checkpoints=partial, progress=progress):
+                dataset = experiment.function(settings)
+        finally:
+            forget_programs()
         if not isinstance(dataset, xr.Dataset):
             raise TypeError(f"{experiment.name} returned {type(dataset).__name__}, not an xarray Dataset")
         return dataset

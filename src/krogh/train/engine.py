@@ -121,6 +121,14 @@ class Journal:
 
 
 _programs: dict[tuple, Any] = {}
+# Compiled code takes address space that the system limits, so only the latest programs are kept.
+PROGRAMS = 64
+
+
+def forget_programs() -> None:
+    """Let go of everything compiled so far: an experiment's programs are of no use to the next."""
+    _programs.clear()
+    jax.clear_caches()
 
 
 class Ensemble:
@@ -206,6 +214,8 @@ class Ensemble:
                 needed = memory.temp_size_in_bytes + memory.argument_size_in_bytes + memory.output_size_in_bytes
                 if needed - memory.alias_size_in_bytes > memory_budget():
                     raise TooLarge(needed - memory.alias_size_in_bytes, memory_budget())
+            if len(_programs) >= PROGRAMS:
+                del _programs[next(iter(_programs))]
             _programs[key] = program
         return _programs[key](*arguments)
 
