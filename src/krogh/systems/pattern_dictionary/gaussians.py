@@ -63,7 +63,7 @@ def trained(s: Clusters, number: int, probes=(accuracy, coverage)) -> xr.Dataset
     "Parity of 16 or 32 Gaussian clusters: accuracy, and whether every centre has a neuron",
     presets={
         "smoke": Clusters(experiments=(2,), m=40, n=1000, epochs=2, test=500, seeds=2),
-        "quick": Clusters(seeds=5),
+        "quick": Clusters(seeds=20),
     },
 )
 def cluster_table(s: Clusters) -> xr.Dataset:
