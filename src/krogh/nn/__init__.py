@@ -4,6 +4,7 @@ from krogh.nn import activations
 from krogh.nn.base import Architecture, Buffer
 from krogh.nn.mlp import MLP, DeepMLP
 from krogh.nn.polynet import DisjointPolyNet, PolyNet
+from krogh.nn.symmetric import SymmetricReLU, relu_network
 from krogh.nn.transformer import ParityTransformer
 
 __all__ = [
@@ -14,5 +15,7 @@ __all__ = [
     "DisjointPolyNet",
     "ParityTransformer",
     "PolyNet",
+    "SymmetricReLU",
     "activations",
+    "relu_network",
 ]
