@@ -39,9 +39,11 @@ class BlockParity(Task):
     @property
     def directions(self) -> Float[Array, "r d"]:
         """D_j = sum_{A_j} e_l / sqrt(k)."""
-        return jnp.repeat(jnp.eye(self.r), self.k, axis=1, total_repeat_length=self.r * self.k) @ jnp.eye(
-            self.r * self.k, self.d
-        ) / math.sqrt(self.k)
+        return (
+            jnp.repeat(jnp.eye(self.r), self.k, axis=1, total_repeat_length=self.r * self.k)
+            @ jnp.eye(self.r * self.k, self.d)
+            / math.sqrt(self.k)
+        )
 
     def label(self, x: Float[Array, "size d"]) -> Float[Array, " size"]:
         blocks = x[:, : self.r * self.k].reshape(-1, self.r, self.k)

@@ -35,7 +35,9 @@ class MultiIndex(Task):
 
     def __check_init__(self):
         if any(sum(degrees) < 2 for degrees, _ in self.terms):
-            raise InputError("MultiIndex terms must have degree at least 2: lower ones are removed before the first step.")
+            raise InputError(
+                "MultiIndex terms must have degree at least 2: lower ones are removed before the first step."
+            )
 
     @property
     def in_shape(self) -> tuple[int, ...]:

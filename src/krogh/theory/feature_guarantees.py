@@ -101,11 +101,7 @@ class MainTheorem:
     def sigma_a(self, d: int) -> float:
         """sigma_a = b~ (mp)^{1/4} / (eta^(1) B_x1 sqrt(B_G B_b)), |l'(0)| = 1."""
         f = self.family
-        return (
-            f.threshold
-            * (self.width * f.p) ** 0.25
-            / (self.first_lr(d) * f.B_x1 * math.sqrt(f.B_G * f.B_b))
-        )
+        return f.threshold * (self.width * f.p) ** 0.25 / (self.first_lr(d) * f.B_x1 * math.sqrt(f.B_G * f.B_b))
 
 
 def good_network_bound(family: FeatureFamily, m: float, smallest_bias: float) -> float:
@@ -236,7 +232,11 @@ def uniform_parity_family(d: int, k: int) -> FeatureFamily:
         B_x2=d,
         B_x=math.sqrt(d),
         cone=math.sqrt(2 * d * math.log(d)) * gamma,
-        conditions=(Condition("d >= 2k^2", d, 2 * k**2), Condition("d odd", d % 2, 1), Condition("k even", 1 - k % 2, 1)),
+        conditions=(
+            Condition("d >= 2k^2", d, 2 * k**2),
+            Condition("d odd", d % 2, 1),
+            Condition("k even", 1 - k % 2, 1),
+        ),
     )
 
 

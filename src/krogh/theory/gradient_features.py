@@ -60,7 +60,10 @@ def linear_gradient(
     s = beta + |z| integrated numerically and w_r the part of w off w* (derived)."""
     node, weight = np.polynomial.legendre.leggauss(nodes)
     u = 4.5 * (node + 1)
-    s, weight = jnp.asarray(task.margin + u)[:, None], jnp.asarray(weight * 4.5 * 2 * np.exp(-(u**2) / 2) / 2.50662827463)
+    s, weight = (
+        jnp.asarray(task.margin + u)[:, None],
+        jnp.asarray(weight * 4.5 * 2 * np.exp(-(u**2) / 2) / 2.50662827463),
+    )
     rest = weights.at[0].set(0)
     length = jnp.linalg.norm(rest, axis=0)
     plus, minus = ((sign * s * weights[0] - threshold) / length for sign in (1, -1))
