@@ -130,20 +130,19 @@ def symmetric_step(network: TwoLayer, x: Float[Array, "n d"], y: Float[Array, " 
     return relu_network(network.output * jnp.concatenate([one, other, one, other], axis=1), -network.bias)
 
 
-def unit_spread(weights: Float[Array, "d width"], x: Float[Array, "n d"]) -> Float[Array, "d width"]:
-    """The weights scaled so that <w_i, x> has standard deviation one on the sample."""
+def spread(weights: Float[Array, "d width"], x: Float[Array, "n d"]) -> Float[Array, " width"]:
+    """Standard deviation of <w_i, x> on the sample."""
     mean = x.mean(0)
-    second = sum_over_chunks(lambda mask, x: mask @ ((x - mean) @ weights) ** 2, x) / len(x)
-    return weights / jnp.sqrt(jnp.maximum(second, 1e-30))
+    return jnp.sqrt(sum_over_chunks(lambda mask, x: mask @ ((x - mean) @ weights) ** 2, x) / len(x))
 
 
 def rescaled(network: TwoLayer, x: Float[Array, "n d"]) -> TwoLayer:
-    """Pre-activations of unit spread against thresholds of at most one: after a wiped step only the ratio matters."""
+    """Pre-activations of unit root-mean-square spread against thresholds of at most one: after a wiped step only the
+    ratio matters, and one factor for all neurons keeps the knots b~/||w_i|| that a_i spreads out."""
     assert network.bias is not None
+    size = jnp.sqrt(jnp.mean(spread(network.weights, x) ** 2))
     return eqx.tree_at(
-        lambda n: (n.weights, n.bias),
-        network,
-        (unit_spread(network.weights, x), network.bias / jnp.abs(network.bias).max()),
+        lambda n: (n.weights, n.bias), network, (network.weights / size, network.bias / jnp.abs(network.bias).max())
     )
 
 

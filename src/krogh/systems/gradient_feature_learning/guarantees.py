@@ -15,7 +15,7 @@ from krogh.systems.gradient_feature_learning import system
 from krogh.systems.gradient_feature_learning.learning import one_step, over_seeds, with_ridge_head
 from krogh.systems.gradient_feature_learning.problems import problems
 from krogh.theory.feature_guarantees import MainTheorem
-from krogh.theory.gradient_features import hits, tail_ratio, unit_spread
+from krogh.theory.gradient_features import hits, spread, tail_ratio
 
 # --- GF-8 ---
 
@@ -41,7 +41,8 @@ COLUMNS = ("p", "gamma", "B_G", "r", "B_a1", "B_a2", "B_b", "opt")
 
 def feature_grid(directions, x, grid: int):
     """relu(±<D_j, x> - b) with unit spread, b on an even grid of [-3, 3]."""
-    both = unit_spread(jnp.concatenate([directions, -directions]).T, x)
+    both = jnp.concatenate([directions, -directions]).T
+    both = both / spread(both, x)
     return relu_network(jnp.repeat(both, grid, axis=1), jnp.tile(jnp.linspace(-3, 3, grid), both.shape[1]))
 
 

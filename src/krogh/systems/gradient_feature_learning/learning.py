@@ -16,7 +16,7 @@ from krogh.nn.mlp import TwoLayer
 from krogh.nn.symmetric import SymmetricReLU, relu_network
 from krogh.probes.basic import correct
 from krogh.tasks.base import Batch, Task
-from krogh.theory.gradient_features import rescaled, symmetric_step, unit_spread
+from krogh.theory.gradient_features import rescaled, spread, symmetric_step
 
 RIDGE = 1e-3
 
@@ -44,7 +44,8 @@ def one_step(init: SymmetricReLU, task: Task, key: Array, train: Batch) -> TwoLa
 def random_features(key: Array, width: int, x: Float[Array, "n d"]) -> TwoLayer:
     """relu(<w, x> - b) with Gaussian w, scaled to unit spread on the sample, and b ~ N(0, 1)."""
     first, second = jr.split(key)
-    return relu_network(unit_spread(jr.normal(first, (x.shape[1], width)), x), jr.normal(second, (width,)))
+    weights = jr.normal(first, (x.shape[1], width))
+    return relu_network(weights / spread(weights, x), jr.normal(second, (width,)))
 
 
 def with_ridge_head(network: TwoLayer, train: Batch, relative: float = RIDGE) -> Callable[[Array], Array]:

@@ -14,7 +14,7 @@ from krogh.systems.gradient_feature_learning import system
 from krogh.systems.gradient_feature_learning.learning import over_seeds, random_features, with_ridge_head
 from krogh.tasks.base import Batch
 from krogh.tasks.multi_index import CUBIC, QUADRATIC, MultiIndex
-from krogh.theory.gradient_features import quadratic_gradient, sampled_gradient, unit_spread
+from krogh.theory.gradient_features import quadratic_gradient, sampled_gradient, spread
 
 TARGETS = {"quadratic": QUADRATIC, "cubic": CUBIC}
 
@@ -56,7 +56,7 @@ def polynomials(s: Polynomials) -> xr.Dataset:
                 w = jr.normal(start, (d, s.m)) / jnp.sqrt(d)
                 sampled = sampled_gradient(w, jnp.zeros(s.m), rest.x, rest.y)
                 after = jr.rademacher(output, (s.m,), float) * sampled
-                network = relu_network(unit_spread(after, batch.x), jr.normal(bias, (s.m,)))
+                network = relu_network(after / spread(after, batch.x), jr.normal(bias, (s.m,)))
 
                 def error(network):
                     predicted = with_ridge_head(network, rest, s.ridge)(fresh.x)
