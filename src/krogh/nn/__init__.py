@@ -4,7 +4,7 @@ from krogh.nn import activations
 from krogh.nn.base import Architecture, Buffer
 from krogh.nn.mlp import MLP, DeepMLP
 from krogh.nn.polynet import DisjointPolyNet, PolyNet
-from krogh.nn.symmetric import SymmetricReLU, relu_network
+from krogh.nn.symmetric import SymmetricReLU, neurons, relu_network
 from krogh.nn.transformer import ParityTransformer
 
 __all__ = [
@@ -17,5 +17,6 @@ __all__ = [
     "PolyNet",
     "SymmetricReLU",
     "activations",
+    "neurons",
     "relu_network",
 ]

@@ -1,5 +1,7 @@
 """Two-layer ReLU networks that start as the zero function in four symmetric copies (000 eq. 3.9)."""
 
+from typing import NamedTuple
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -17,6 +19,18 @@ def relu_network(
     """g(x) = sum_i a_i relu(<w_i, x> - b_i); a = 0 unless given (000 eq. 3.1, where the bias is subtracted)."""
     head = jnp.zeros_like(threshold) if output is None else output
     return TwoLayer(weights, -threshold, head, None, jax.nn.relu)
+
+
+class Neurons(NamedTuple):
+    weights: Float[Array, "d width"]
+    threshold: Float[Array, " width"]
+    output: Float[Array, " width"]
+
+
+def neurons(network: TwoLayer) -> Neurons:
+    """w_i, b_i (subtracted) and a_i of a ReLU network with bias and head."""
+    assert network.bias is not None and network.output is not None
+    return Neurons(network.weights, -network.bias, network.output)
 
 
 class SymmetricReLU(Architecture):

@@ -1,4 +1,4 @@
-"""Labelled Gaussians: clusters with a label each, four of them in an XOR, and linear data with a margin (000 §3.4.1)."""
+"""Labelled Gaussians: clusters with a label each, four in an XOR, and linear data with a margin (000 §3.4.1)."""
 
 import math
 
@@ -58,7 +58,7 @@ def orthogonal_mixture(
 def xor_mixture(d: int, sigma: float, ambient: int | None = None) -> GaussianMixture:
     """Four clusters of share 1/4 at ±sqrt(d) e_1 (label +1) and ±sqrt(d) e_2 (label -1) (000 Assumption B.36).
 
-    `ambient` = 3 keeps the coordinates that matter for a gradient: the two axes, and the rest of a weight vector as one.
+    `ambient` = 3 keeps what matters for a gradient: the two axes, and the rest of a weight vector as one coordinate.
     """
     axes = math.sqrt(d) * jnp.eye(2, ambient or d)
     return GaussianMixture(

@@ -9,8 +9,9 @@ from krogh.theory.dictionary import Condition
 
 @dataclass(frozen=True)
 class FeatureFamily:
-    """(p, gamma, B_G) of the gradient features of a problem, and the size B_F = (B_a1, B_a2, B_b) of a network of r such
-    features with loss `opt`; B_x1 = E||x||, B_x2 = E||x||^2, and B_x bounds ||x|| (with high probability for Gaussians).
+    """(p, gamma, B_G) of the gradient features of a problem, and the size B_F = (B_a1, B_a2, B_b) of a network of r
+    such features with loss `opt`; B_x1 = E||x||, B_x2 = E||x||^2, and B_x bounds ||x|| (with high probability for
+    Gaussians).
 
     `cone` is the loss added by features that are only gamma-close, sqrt(2 gamma) B_x1 unless the family has its own.
     """
@@ -140,8 +141,8 @@ def linear_family(d: int, margin: float, signal: float, second_moment: float, ta
 def mixture_family(
     d: int, r: int, smallest: float, largest: float, sigma: float, share: float, tau: float = 8.0, constant: float = 1.0
 ) -> FeatureFamily:
-    """000 Lemma 3.17, B.30-B.35: B_mu1 = `smallest`, B_mu2 = `largest`, p_B = `share`, C_b = `constant`; the condition on
-    B_mu1 with the proof's constant 4."""
+    """000 Lemma 3.17, B.30-B.35: B_mu1 = `smallest`, B_mu2 = `largest`, p_B = `share`, C_b = `constant`; the condition
+    on B_mu1 with the proof's constant 4."""
     plus, root = max(sigma, largest), math.sqrt(tau * math.log(d))
     return FeatureFamily(
         "mixture",
@@ -166,7 +167,7 @@ def mixture_family(
 
 
 def xor_family(d: int, sigma: float, tau: float = 1.0) -> FeatureFamily:
-    """000 Lemmas B.37-B.42 with B_G = sqrt(d)/5 and the largest tau~ = d/(sigma^2 log d) / 16, a fourth of the radius."""
+    """000 Lemmas B.37-B.42 with B_G = sqrt(d)/5 and tau~ = d/(16 sigma^2 log d): thresholds at half the radius."""
     root = math.sqrt(d) / 4
     exponent = 18 * tau * sigma**2 / 25
     tilde = d / (16 * sigma**2 * math.log(d))

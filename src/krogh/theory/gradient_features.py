@@ -1,4 +1,4 @@
-"""Gradient features: where the first gradient points, how often, and what a network of those directions can do (000 ch. 3).
+"""Gradient features: where the first gradient points, how often, and what networks of them can do (000 chapter 3).
 
 The simplified gradient is G(w, b) = E[y x 1[<w, x> > b]]; weight vectors and gradients are columns, (d, width).
 """
@@ -7,7 +7,6 @@ import math
 from functools import partial
 from typing import NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.random as jr
@@ -17,7 +16,7 @@ from jaxtyping import Array, Float, Int, Key
 
 from krogh.nn.fixed_features import sum_over_chunks
 from krogh.nn.mlp import TwoLayer
-from krogh.nn.symmetric import relu_network
+from krogh.nn.symmetric import neurons, relu_network
 from krogh.tasks.block_parity import BlockParity
 from krogh.tasks.mixtures import GaussianMixture, LinearMargin
 from krogh.theory import majority
@@ -46,7 +45,8 @@ def sampled_gradient(
 def mixture_gradient(
     mixture: GaussianMixture, weights: Float[Array, "d width"], threshold: Float[Array, " width"]
 ) -> Float[Array, "d width"]:
-    """G = sum_l p_l y_l [mu_l Phi(t_l) + sigma_l (w/||w||) phi(t_l)], t_l = (<w, mu_l> - b) / (sigma_l ||w||) (derived)."""
+    """G = sum_l p_l y_l [mu_l Phi(t_l) + sigma_l (w/||w||) phi(t_l)], t_l = (<w, mu_l> - b) / (sigma_l ||w||)
+    (derived)."""
     length = jnp.linalg.norm(weights, axis=0)
     sigma, signed = mixture.deviations[:, None], (mixture.shares * mixture.labels)[:, None]
     t = (mixture.means @ weights - threshold) / (sigma * length)
@@ -88,8 +88,8 @@ def block_parity_gradient(
 
 
 def quadratic_gradient(hessian: Float[Array, "d d"], weights: Float[Array, "d width"]) -> Float[Array, "d width"]:
-    """G(w, 0) = (H u - (u^T H u) u / 2) / sqrt(2 pi), u = w/||w||, of y = x^T H x / 2 - tr(H)/2 on Gaussian x (derived);
-    H u / sqrt(2 pi) is the leading order of every multi-index polynomial with mean Hessian H."""
+    """G(w, 0) = (H u - (u^T H u) u / 2) / sqrt(2 pi), u = w/||w||, of y = x^T H x / 2 - tr(H)/2 on Gaussian x
+    (derived); H u / sqrt(2 pi) is the leading order of every multi-index polynomial with mean Hessian H."""
     u = weights / jnp.linalg.norm(weights, axis=0)
     pushed = hessian @ u
     return (pushed - u * (u * pushed).sum(0) / 2) / math.sqrt(2 * math.pi)
@@ -104,7 +104,8 @@ class SignNeuron(NamedTuple):
 
 
 def sign_neuron(d: int, k: int) -> SignNeuron:
-    """||G|| = sqrt(k xi_{k-1}^2 + (d-k) xi_{k+1}^2) / 2, cos = [1 + (k-1)^2/(k(d-k))]^{-1/2}, share 2^{1-k} (derived)."""
+    """||G|| = sqrt(k xi_{k-1}^2 + (d-k) xi_{k+1}^2) / 2, cos = [1 + (k-1)^2/(k(d-k))]^{-1/2}, share 2^{1-k}
+    (derived)."""
     below, above = majority.coefficient(d, k - 1), majority.coefficient(d, k + 1)
     return SignNeuron(
         math.sqrt(k * below**2 + (d - k) * above**2) / 2, (1 + (k - 1) ** 2 / (k * (d - k))) ** -0.5, 2.0 ** (1 - k)
@@ -123,11 +124,11 @@ def symmetric_step(network: TwoLayer, x: Float[Array, "n d"], y: Float[Array, " 
     """W^(1) = a_i G~(w_i, b_i) per unit of -lr l'(0), from symmetric copies (a, w, b), (-a, -w, -b), (-a, w, b),
     (a, -w, -b): half of them follow from G~(-w, -b) = mean(y x) - G~(w, b). The head is left at 0 (000 eq. 3.9, B.71).
     """
-    assert network.bias is not None and network.output is not None
-    m = network.bias.shape[0] // 4
-    one = sampled_gradient(network.weights[:, :m], -network.bias[:m], x, y)
+    w, b, a = neurons(network)
+    m = len(b) // 4
+    one = sampled_gradient(w[:, :m], b[:m], x, y)
     other = (y @ x / len(y))[:, None] - one
-    return relu_network(network.output * jnp.concatenate([one, other, one, other], axis=1), -network.bias)
+    return relu_network(a * jnp.concatenate([one, other, one, other], axis=1), b)
 
 
 def spread(weights: Float[Array, "d width"], x: Float[Array, "n d"]) -> Float[Array, " width"]:
@@ -139,11 +140,8 @@ def spread(weights: Float[Array, "d width"], x: Float[Array, "n d"]) -> Float[Ar
 def rescaled(network: TwoLayer, x: Float[Array, "n d"]) -> TwoLayer:
     """Pre-activations of unit root-mean-square spread against thresholds of at most one: after a wiped step only the
     ratio matters, and one factor for all neurons keeps the knots b~/||w_i|| that a_i spreads out."""
-    assert network.bias is not None
-    size = jnp.sqrt(jnp.mean(spread(network.weights, x) ** 2))
-    return eqx.tree_at(
-        lambda n: (n.weights, n.bias), network, (network.weights / size, network.bias / jnp.abs(network.bias).max())
-    )
+    w, b, a = neurons(network)
+    return relu_network(w / jnp.sqrt(jnp.mean(spread(w, x) ** 2)), b / jnp.abs(b).max(), a)
 
 
 # --- The gradient feature set (000 Definition 3.7) ---
@@ -183,9 +181,10 @@ class Found(NamedTuple):
     probability: Float[np.ndarray, " found"]
 
 
-def find_features(gradient: Float[np.ndarray, "d width"], gamma: float, least: float, most: int = 16) -> Found:
+def find_features(gradient: Float[AnyArray, "d width"], gamma: float, least: float, most: int = 16) -> Found:
     """The feature set without knowing the answer: the direction with the most gradients in its cone, refined to their
     mean, then the same among the gradients left, `most` times or until none has two."""
+    gradient = np.asarray(gradient, float)
     length = np.linalg.norm(gradient, axis=0)
     units = (gradient[:, length >= least] / length[length >= least]).T
     left, found, probability = np.ones(len(units), bool), [], []
@@ -230,7 +229,8 @@ def mixture_network(
 
 def bump_network(directions: Float[Array, "r d"], k: int, reflected: bool = False) -> TwoLayer:
     """g* = sum_j sum_{i=0..k} (-1)^{k-i} sqrt(k) [relu(z_j - s_i + h) - 2 relu(z_j - s_i) + relu(z_j - s_i - h)],
-    z_j = <D_j, x>, s_i = (2i - k)/sqrt(k), h = 1/sqrt(k): the parity of every block, 0 on an empty one (000 Lemma 3.21).
+    z_j = <D_j, x>, s_i = (2i - k)/sqrt(k), h = 1/sqrt(k): the parity of every block, 0 on an empty one (000 Lemma
+    3.21).
 
     `reflected` writes a bump at s < 0 as the same bump of -z at -s, so that only (±D_j, +1) are used (derived).
     """
@@ -257,13 +257,12 @@ class ExplicitHead(NamedTuple):
 def explicit_head(target: TwoLayer, network: TwoLayer, gamma: float, tolerance: float) -> ExplicitHead:
     """a~_i = a*_j |b*_j| / (|L_j| b~) on L_j = {i: sign b_i = sign b*_j, w_i in the one-sided cone of D_j,
     | ||w_i|| |b*_j| / b~ - 1 | <= tolerance}, b~ = |b_i| (000 Lemma B.6, |b*_j| >= B_eps)."""
-    assert target.bias is not None and target.output is not None and network.bias is not None
-    wanted, have = -target.bias, -network.bias
-    ratio = jnp.linalg.norm(network.weights, axis=0) * jnp.abs(wanted)[:, None] / jnp.abs(have)
-    serves = cosines(target.weights.T, network.weights) > 1 - gamma
+    (directions, wanted, output), (weights, have, _) = neurons(target), neurons(network)
+    ratio = jnp.linalg.norm(weights, axis=0) * jnp.abs(wanted)[:, None] / jnp.abs(have)
+    serves = cosines(directions.T, weights) > 1 - gamma
     serves &= (jnp.abs(ratio - 1) <= tolerance) & (jnp.sign(have) == jnp.sign(wanted)[:, None])
     count = serves.sum(1)
-    scale = target.output * jnp.abs(wanted) / jnp.maximum(count, 1)
+    scale = output * jnp.abs(wanted) / jnp.maximum(count, 1)
     return ExplicitHead((scale[:, None] * serves).sum(0) / jnp.abs(have), count)
 
 
@@ -272,8 +271,10 @@ def explicit_head(target: TwoLayer, network: TwoLayer, gamma: float, tolerance: 
 
 def xor_bayes(d: float | AnyArray, sigma: float | AnyArray) -> AnyArray:
     """Best accuracy on the XOR mixture: Phi(s)^2 + Phi(-s)^2, s = sqrt(d/2)/sigma (derived)."""
-    s = np.sqrt(np.asarray(d) / 2) / sigma
-    return np.asarray(norm.cdf(s)) ** 2 + np.asarray(norm.cdf(-s)) ** 2
+    from scipy.special import ndtr
+
+    s = np.sqrt(np.asarray(d) / 2) / np.asarray(sigma)
+    return np.asarray(ndtr(s) ** 2 + ndtr(-s) ** 2)
 
 
 def tail_ratio(z: Float[np.ndarray, " points"]) -> Float[np.ndarray, " points"]:

@@ -7,8 +7,8 @@ system = System(
     number=2,
     title="Gradient feature learning: one framework, seven data families",
     question=(
-        "Is there one principle behind feature learning by gradient descent: do the directions of the first gradient, and "
-        "how often and how sharply they are hit, tell what a two-layer network will learn?"
+        "Is there one principle behind feature learning by gradient descent: do the directions of the first gradient, "
+        "and how often and how sharply they are hit, tell what a two-layer network will learn?"
     ),
     source="000 chapter 3, appendix B",
     knobs="data family, d, r, k, noise, width, threshold of the initialisation, sample size, cone gamma, norm B_G",

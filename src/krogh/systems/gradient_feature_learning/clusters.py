@@ -1,4 +1,4 @@
-"""Mixtures of Gaussians: the closed form, the constructed network, sure neurons, and XOR against fixed features (000 §3.4.1)."""
+"""Mixtures of Gaussians: closed form, constructed network, sure neurons; XOR against fixed features (000 §3.4.1)."""
 
 import math
 from dataclasses import dataclass
@@ -116,8 +116,8 @@ def constructed(s: Constructed) -> xr.Dataset:
 
 @constructed.claim(
     "02.4",
-    "r = 20, tau = 8, sigma = 1: at d = 1000 the condition 4 sigma_B+ sqrt(tau log d/d) = 0.94 <= 1 holds and the hinge "
-    "loss of g* over 4e5 draws is 0; at d = 100 it is violated and the hinge loss is about 1 (>= 0.9)",
+    "r = 20, tau = 8, sigma = 1: at d = 1000 the condition 4 sigma_B+ sqrt(tau log d/d) = 0.94 <= 1 holds and the "
+    "hinge loss of g* over 4e5 draws is 0; at d = 100 it is violated and the hinge loss is about 1 (>= 0.9)",
     source="Lemma 3.17, Assumption 3.15",
 )
 def constructed_works(ds: xr.Dataset):
@@ -264,7 +264,8 @@ def beyond_fixed_features(ds: xr.Dataset):
 
 @separation.claim(
     "02.8",
-    "At sigma_B = 1, where the theorem's width is small, random features with N = 400 also test at >= 0.99 (d = 100, 400)",
+    "At sigma_B = 1, where the theorem's width is small, random features with N = 400 also test at >= 0.99 (d = 100, "
+    "400)",
     source="§3.4.1 (counter-check)",
     presets=("quick", "paper"),
 )

@@ -79,11 +79,11 @@ def frozen(s: Frozen) -> xr.Dataset:
 
 @frozen.claim(
     "02.18",
-    "Logistic head, 4000 samples, step 1/L, a1 = 0, a* = iterate 6000: mean_{t<=T} L(a_t) - L(a*) <= L ||a1 - a*||^2/(2T) "
-    "at every T <= 2000",
+    "Logistic head, 4000 samples, step 1/L, a1 = 0, a* = iterate 6000: mean_{t<=T} L(a_t) - L(a*) <= L ||a1 - "
+    "a*||^2/(2T) at every T <= 2000",
     source="Thm 3.4, eq. B.12",
-    finding="The main text's step 1/t is a slip; the appendix's 1/L is used. The generalisation term (Lemma B.78) is above 1 "
-    "here and says nothing.",
+    finding="The main text's step 1/t is a slip; the appendix's 1/L is used. The generalisation term (Lemma B.78) is "
+    "above 1 here and says nothing.",
 )
 def descent_is_bounded(ds: xr.Dataset):
     return every((ds.gap <= ds.bound).all("T"), over="seed")

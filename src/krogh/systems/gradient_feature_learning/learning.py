@@ -4,7 +4,6 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.random as jr
@@ -13,7 +12,7 @@ from jaxtyping import Array, Float
 
 from krogh.nn.fixed_features import ridge_head
 from krogh.nn.mlp import TwoLayer
-from krogh.nn.symmetric import SymmetricReLU, relu_network
+from krogh.nn.symmetric import SymmetricReLU, neurons, relu_network
 from krogh.probes.basic import correct
 from krogh.tasks.base import Batch, Task
 from krogh.theory.gradient_features import rescaled, spread, symmetric_step
@@ -66,9 +65,8 @@ def hinge(network: Callable[[Array], Array], batch: Batch) -> Float[Array, ""]:
 
 def subnetwork(network: TwoLayer, kept: Array) -> TwoLayer:
     """The network with every other neuron silenced: a zero column with a zero bias, which a ridge head ignores."""
-    return eqx.tree_at(
-        lambda n: (n.weights, n.bias), network, (network.weights * kept, jnp.asarray(network.bias) * kept)
-    )
+    w, b, a = neurons(network)
+    return relu_network(w * kept, b * kept, a)
 
 
 def xor_threshold(d: int, sigma: float, factor: float = 1.0, tau: float = 1.0) -> float:

@@ -11,7 +11,7 @@ import xarray as xr
 
 from krogh.lab import all_of, at_least, at_most
 from krogh.lab.figures import COLOURS, new_figure, theory
-from krogh.nn.symmetric import SymmetricReLU
+from krogh.nn.symmetric import SymmetricReLU, neurons
 from krogh.systems.gradient_feature_learning import system
 from krogh.systems.gradient_feature_learning.learning import hinge, one_step, over_seeds, test_accuracy
 from krogh.tasks.mixtures import LinearMargin, xor_mixture
@@ -124,9 +124,8 @@ def linear(s: Linear) -> xr.Dataset:
     def measure(key):
         start, data, test = jr.split(key, 3)
         batch, fresh = task.sample(data, s.samples), task.sample(test, s.test)
-        network = init.build(task, start)
-        active = slice(s.m, 2 * s.m)
-        w, b = network.weights[:, active], -network.bias[active]
+        w, b, _ = neurons(init.build(task, start))
+        w, b = w[:, s.m : 2 * s.m], b[s.m : 2 * s.m]
         sampled = sampled_gradient(w, b, batch.x, batch.y)
         return {
             "cosine": cosines(task.directions, sampled)[0],
@@ -143,8 +142,8 @@ def linear(s: Linear) -> xr.Dataset:
 
 @linear.claim(
     "02.2",
-    "d = 50, margin 0.5, tau = 0.5, b < 0: every neuron has cos(G~, w*) >= 0.995 and | ||G~||/rho - 1 | <= 0.02; one step "
-    "and a ridge head test at >= 0.99; the constructed g* has hinge loss 0",
+    "d = 50, margin 0.5, tau = 0.5, b < 0: every neuron has cos(G~, w*) >= 0.995 and | ||G~||/rho - 1 | <= 0.02; one "
+    "step and a ridge head test at >= 0.99; the constructed g* has hinge loss 0",
     source="Lemmas B.25, B.26, Thm B.27",
 )
 def linear_is_learned(ds: xr.Dataset):

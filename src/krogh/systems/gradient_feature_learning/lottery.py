@@ -134,9 +134,9 @@ def lottery(s: Lottery) -> xr.Dataset:
 
 @lottery.claim(
     "02.20",
-    "XOR, d = 400, sigma_B = sqrt(d)/4, 4m = 200: the neurons with cos >= 0.95 to a feature after step 1, head retrained, "
-    "are within 0.06 of the full network, >= 0.3 above untrained features of that number, and on average no worse than a "
-    "random subnetwork of that size after the step",
+    "XOR, d = 400, sigma_B = sqrt(d)/4, 4m = 200: the neurons with cos >= 0.95 to a feature after step 1, head "
+    "retrained, are within 0.06 of the full network, >= 0.3 above untrained features of that number, and on average "
+    "no worse than a random subnetwork of that size after the step",
     source="Prop. B.1",
     presets=("quick", "paper"),
 )

@@ -13,7 +13,7 @@ from krogh.lab import all_of, at_least, at_most, equals
 from krogh.lab.figures import COLOURS, new_figure, theory
 from krogh.nn.fixed_features import sum_over_chunks
 from krogh.nn.mlp import MLP
-from krogh.nn.symmetric import SymmetricReLU
+from krogh.nn.symmetric import SymmetricReLU, neurons
 from krogh.systems.gradient_feature_learning import system
 from krogh.systems.gradient_feature_learning.learning import (
     hinge,
@@ -66,7 +66,7 @@ def constructed(s: Constructed) -> xr.Dataset:
             networks = [bump_network(task.directions, task.k, reflected) for reflected in (False, True)]
             on_blocks = batch.y * batch.x[:, :inside].mean(1)
             losses = jnp.stack([hinge(network, batch) for network in networks])
-            return losses, on_blocks.mean(), on_blocks.std(), (-networks[1].bias).min()
+            return losses, on_blocks.mean(), on_blocks.std(), neurons(networks[1]).threshold.min()
 
         losses, label[row], spread, threshold = over_seeds(measure, s.seeds, double=True)
         loss[row] = losses.max(0)
@@ -129,7 +129,7 @@ def plot_constructed(ds: xr.Dataset):
 
 @dataclass(frozen=True)
 class Signs:
-    """Histograms for random neurons, and the mean over planted sure neurons of each sign; threshold c sqrt(rk log d)."""
+    """Random neurons for the histograms, and means over planted sure neurons of either sign; b~ = c sqrt(rk log d)."""
 
     cases: tuple[Case, ...] = CASES
     factor: float = 1.0
@@ -188,12 +188,12 @@ def signs(s: Signs) -> xr.Dataset:
 
 @signs.claim(
     "02.11",
-    "A planted sure neuron with b < 0 has cos(G, D_j) <= 0.5 for r = 3 and >= 0.95 for r = 1; with b > 0 it is >= 0.97 for "
-    "both",
+    "A planted sure neuron with b < 0 has cos(G, D_j) <= 0.5 for r = 3 and >= 0.95 for r = 1; with b > 0 it is >= "
+    "0.97 for both",
     source="Lemma 3.21, (D_j, -1)",
-    finding="(D_j, -1) is no gradient feature for r >= 3: G(w, -b) = 2 p_A sum_A M_l - G(-w, b) puts twice the weight on "
-    "every other block, cos = 1/sqrt(1 + 4(r-1)) in the limit. The lemma's proof rests on E[y x] = 0. g* can be reflected "
-    "to (±D_j, +1) (02.9), so that OPT = 0 stands.",
+    finding="(D_j, -1) is no gradient feature for r >= 3: G(w, -b) = 2 p_A sum_A M_l - G(-w, b) puts twice the weight "
+    "on every other block, cos = 1/sqrt(1 + 4(r-1)) in the limit. The lemma's proof rests on E[y x] = 0. g* can be "
+    "reflected to (±D_j, +1) (02.9), so that OPT = 0 stands.",
 )
 def negative_thresholds(ds: xr.Dataset):
     parts = {}
@@ -245,7 +245,9 @@ class Learned:
     "thm-3.22",
     "Block parities: one step and a ridge head against random features",
     presets={
-        "smoke": Learned(cases=((CASES[0], (20,)), (CASES[2], (20,))), samples=5000, test=2000, feature_seeds=4, seeds=2),
+        "smoke": Learned(
+            cases=((CASES[0], (20,)), (CASES[2], (20,))), samples=5000, test=2000, feature_seeds=4, seeds=2
+        ),
         "quick": Learned(),
         "paper": Learned(cases=((CASES[0], (25, 100, 400)), (CASES[2], (50, 200, 1000, 4000))), seeds=16),
     },
@@ -269,7 +271,8 @@ def learned(s: Learned) -> xr.Dataset:
             def sharpest(key, task=task, init=init, m=m):
                 data, start = jr.split(key)
                 w, (x, y, _) = init.build(task, start).weights[:, :m], task.sample(data, s.samples)
-                return jnp.abs(cosines(task.directions, sampled_gradient(w, jnp.full(m, init.threshold), x, y))).max(1).min()
+                g = sampled_gradient(w, jnp.full(m, init.threshold), x, y)
+                return jnp.abs(cosines(task.directions, g)).max(1).min()
 
             found = xr.Dataset({name: ("seed", value) for name, value in over_seeds(measure, s.seeds).items()})
             found["sharpest"] = "draw", over_seeds(sharpest, s.feature_seeds)
@@ -279,8 +282,8 @@ def learned(s: Learned) -> xr.Dataset:
 
 @learned.claim(
     "02.12",
-    "d = 60, k = 5, p_A = 1/4, p_o = 1/2, 4m = 400, n = 40 000: one step and ridge >= 0.99, random features of the same "
-    "width <= 0.86 (ceiling of one threshold: .844)",
+    "d = 60, k = 5, p_A = 1/4, p_o = 1/2, 4m = 400, n = 40 000: one step and ridge >= 0.99, random features of the "
+    "same width <= 0.86 (ceiling of one threshold: .844)",
     source="Thm 3.22",
     presets=("quick", "paper"),
 )
@@ -291,8 +294,8 @@ def one_block_is_learned(ds: xr.Dataset):
 
 @learned.claim(
     "02.13",
-    "(60, 3, 3, .1, .1), 4m = 800: one step and ridge exceeds random features by >= 0.06, and for every block the sharpest "
-    "neuron with b > 0 has |cos(G, D_j)| >= 0.9 at c = 1",
+    "(60, 3, 3, .1, .1), 4m = 800: one step and ridge exceeds random features by >= 0.06, and for every block the "
+    "sharpest neuron with b > 0 has |cos(G, D_j)| >= 0.9 at c = 1",
     source="Thm 3.22",
     presets=("quick", "paper"),
 )
@@ -404,7 +407,8 @@ def fixed_features(s: Fixed) -> xr.Dataset:
 
 @fixed_features.claim(
     "02.22",
-    "The trained head of random features keeps a hinge loss >= (1 - B ||E_U[y Psi]||)/2 - 0.01, U the uniform component",
+    "The trained head of random features keeps a hinge loss >= (1 - B ||E_U[y Psi]||)/2 - 0.01, U the uniform "
+    "component",
     source="Prop. 3.23 (derived form)",
 )
 def cannot_do_better(ds: xr.Dataset):

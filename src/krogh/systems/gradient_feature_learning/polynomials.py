@@ -83,9 +83,9 @@ def polynomials(s: Polynomials) -> xr.Dataset:
 
 @polynomials.claim(
     "02.17",
-    "m = 400, n = 8 d^2: one step and ridge has test MSE <= 0.05 (degree 2) and <= 0.15 (degree 3), random features >= 0.5 "
-    "at d = 30 and >= 0.85 at d = 60; G has >= 0.8 of its length in the plane; a quadratic's closed form holds within five "
-    "Monte-Carlo errors",
+    "m = 400, n = 8 d^2: one step and ridge has test MSE <= 0.05 (degree 2) and <= 0.15 (degree 3), random features "
+    ">= 0.5 at d = 30 and >= 0.85 at d = 60; G has >= 0.8 of its length in the plane; a quadratic's closed form holds "
+    "within five Monte-Carlo errors",
     source="Thm B.69, Lemma B.68",
     presets=("quick", "paper"),
 )

@@ -1,4 +1,4 @@
-"""One instance of every classification family: task, threshold, features and the theory's parameters (000 §3.4, B.5)."""
+"""One instance of every classification family: task, threshold, features, theory's parameters (000 §3.4, B.5)."""
 
 import math
 from typing import NamedTuple

@@ -11,8 +11,8 @@ import numpy as np
 import xarray as xr
 
 from krogh.lab import all_of, at_least, at_most, between, equals, every
-from krogh.lab.statistics import power_law
 from krogh.lab.figures import COLOURS, curve_with_spread, new_figure, theory
+from krogh.lab.statistics import power_law
 from krogh.nn.symmetric import relu_network
 from krogh.systems.gradient_feature_learning import system
 from krogh.systems.gradient_feature_learning.learning import over_seeds, random_features, test_accuracy
@@ -57,8 +57,8 @@ def exact(s: Exact) -> xr.Dataset:
     "G_j = xi_{k-1}/2 prod_{A minus j} w on A and xi_{k+1}/2 prod_{A plus j} w off A, to 1e-12 of enumeration for "
     "(13, 4) and (15, 6); xi_{k+1}/xi_{k-1} = -(k-1)/(d-k)",
     source="eq. B.547-B.554",
-    finding="The source leaves out the factor 1/2 (the indicator is (1 + Maj)/2), prints xi_{k-1} for coordinates off A in "
-    "B.549, and C((d-1)/2, (d-1)/2) in B.480 where (k-1)/2 belongs.",
+    finding="The source leaves out the factor 1/2 (the indicator is (1 + Maj)/2), prints xi_{k-1} for coordinates off "
+    "A in B.549, and C((d-1)/2, (d-1)/2) in B.480 where (k-1)/2 belongs.",
 )
 def gradient_is_exact(ds: xr.Dataset):
     return all_of(
@@ -135,9 +135,9 @@ def learned(s: Learned) -> xr.Dataset:
 
 @learned.claim(
     "02.15",
-    "Population step and ridge head on 6000 samples, d = 31, 51, 101, k = 4, m = 256 and d = 51, k = 6, m = 1024: test >= "
-    "0.99, random features of the same width <= 0.55; the share of good neurons is 2^(1-k) within 3 sigma, their cos the "
-    "formula to 1e-9",
+    "Population step and ridge head on 6000 samples, d = 31, 51, 101, k = 4, m = 256 and d = 51, k = 6, m = 1024: "
+    "test >= 0.99, random features of the same width <= 0.55; the share of good neurons is 2^(1-k) within 3 sigma, "
+    "their cos the formula to 1e-9",
     source="Thm B.56",
 )
 def parity_is_learned(ds: xr.Dataset):
