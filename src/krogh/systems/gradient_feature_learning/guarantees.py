@@ -162,7 +162,7 @@ def plot_tail(ds: xr.Dataset):
     fig, ax = new_figure()
     ax.plot(ds.z, ds.ratio)
     theory(ax, [float(ds.z[0]), float(ds.z[-1])], [1, 1], "Lemma B.76")
-    top = float(ds.z[int(ds.ratio.argmax())])
+    top = float(ds.z[int(ds.ratio.argmax("z"))])
     ax.set(
         xlabel="z",
         ylabel="E[g 1[g > z]] / (2 Pr[g > z]^0.9)",

@@ -34,7 +34,8 @@ from krogh.theory.gradient_features import cosines
 
 @dataclass(frozen=True)
 class Lottery:
-    """A ticket is every neuron with |cos| >= `cosine` to a feature after the first step."""
+    """A ticket is every neuron with |cos| >= `cosine` to a feature after the first step; the LASSO's is the `share` of
+    the neurons with the largest |a~|."""
 
     d: int = 400
     ratio: float = 0.25
@@ -43,6 +44,7 @@ class Lottery:
     samples: int = 32_000
     cosine: float = 0.95
     lasso: float = 0.02
+    share: float = 0.1
     parity_d: int = 60
     parity_k: int = 5
     test: int = 5000
@@ -67,7 +69,7 @@ def lasso_head(network: TwoLayer, train: Batch, strength: float, steps: int = 40
     return jax.lax.scan(step, (zero, zero), jnp.arange(steps, dtype=cross.dtype))[0][0]
 
 
-LEARNERS = ("full", "ticket", "LASSO ticket", "random subnet", "untrained")
+LEARNERS = ("full", "ticket", "random subnet", "untrained", "LASSO ticket", "random of its size")
 
 
 @system.experiment(
@@ -100,13 +102,19 @@ def lottery(s: Lottery) -> xr.Dataset:
             ticket = jnp.abs(cosines(task.directions, network.weights)).max(0) >= s.cosine
             count = ticket.sum()
             a = jnp.abs(lasso_head(network, batch, s.lasso))
-            chosen = (-a).argsort().argsort() < count
-            chance = jr.permutation(pick, 4 * s.m) < count
+            few = round(4 * s.m * s.share)
+            chosen, order = (-a).argsort().argsort() < few, jr.permutation(pick, 4 * s.m)
             untrained = random_features(fixed, 4 * s.m, batch.x)
-            networks = [network, *(subnetwork(network, kept) for kept in (ticket, chosen, chance))]
-            networks.append(subnetwork(untrained, jnp.arange(4 * s.m) < count))
+            networks = [
+                network,
+                subnetwork(network, ticket),
+                subnetwork(network, order < count),
+                subnetwork(untrained, jnp.arange(4 * s.m) < count),
+                subnetwork(network, chosen),
+                subnetwork(network, order < few),
+            ]
             scores = jnp.stack([test_accuracy(one, batch, fresh) for one in networks])
-            return scores, count, (chosen & ticket).sum() / jnp.maximum(count, 1), network.weights
+            return scores, count, (chosen & ticket).sum() / few, network.weights
 
         found, size[row], overlap[row], weights = over_seeds(measure, s.seeds)
         score[row] = found.T
@@ -162,7 +170,7 @@ def plot_lottery(ds: xr.Dataset):
         top.set_xticks(range(len(LEARNERS)), [name.replace(" ", "\n") for name in LEARNERS])
         kept = float(at.neurons.mean())
         top.set(ylabel="test accuracy", title=f"{task}: {kept:.0f} of {ds.attrs['width']} neurons in the ticket")
-        bottom.plot(*at.map.values.T, ".", color=COLOURS[0], markersize=3, label="neurons after one step")
+        bottom.plot(*at["map"].values.T, ".", color=COLOURS[0], markersize=3, label="neurons after one step")
         bottom.plot(*at.stars.values.T, "*", color=COLOURS[1], markersize=9, label="features")
         bottom.set(xticks=[], yticks=[], title="map of the weights, 1 - cos")
     axes[1, 0].legend()

@@ -8,7 +8,7 @@ import numpy as np
 import xarray as xr
 
 from krogh.lab import all_of, at_least, at_most
-from krogh.lab.figures import COLOURS, new_figure, theory
+from krogh.lab.figures import COLOURS, curve_with_spread, new_figure, theory
 from krogh.nn.symmetric import relu_network
 from krogh.systems.gradient_feature_learning import system
 from krogh.systems.gradient_feature_learning.learning import over_seeds, random_features, with_ridge_head
@@ -107,8 +107,10 @@ def plot_polynomials(ds: xr.Dataset):
     for place, target in enumerate(ds.target.values):
         for name, marker in (("one_step", "o"), ("random", "x")):
             label = f"{target}, {name.replace('_', ' ')}"
-            left.plot(ds.d, ds[name].sel(target=target).mean("seed"), marker + "-", color=COLOURS[place], label=label)
-        right.plot(ds.d, ds.projection.sel(target=target).mean("seed"), "o-", color=COLOURS[place], label=target)
+            values = ds[name].sel(target=target)
+            curve_with_spread(left, values, x="d", label=label, marker=marker, color=COLOURS[place])
+        values = ds.projection.sel(target=target)
+        curve_with_spread(right, values, x="d", label=str(target), marker="o", color=COLOURS[place])
     theory(right, ds.d, np.sqrt(2 / ds.d), "random direction, sqrt(2/d)")
     left.set(yscale="log", xlabel="d", ylabel="test mean squared error")
     right.set(xlabel="d", ylabel="share of G in the plane", ylim=(0, 1))

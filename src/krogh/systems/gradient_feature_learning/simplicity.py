@@ -84,6 +84,6 @@ def plot_simplicity(ds: xr.Dataset):
     for share, colour in zip(ds.share.values, COLOURS, strict=False):
         curve_with_spread(ax, ds.pair.sel(share=share), label=f"p_j = {share:g}", color=colour)
     curve_with_spread(ax, ds.accuracy, label="all", color="0.6")
-    ax.set(xlabel="step", ylabel="accuracy on the pair of clusters", ylim=(0.3, 1.02))
+    ax.set(xlabel="step", ylabel="accuracy on the pair of clusters", ylim=(0.3, 1.02), xscale="log")
     ax.legend()
     return fig
