@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from krogh.errors import InputError
+from krogh.nn.mlp import TwoLayer
 from krogh.nn.symmetric import SymmetricReLU, relu_network
 from krogh.tasks.base import Batch, Task
 from krogh.tasks.block_parity import BlockParity
@@ -22,6 +23,16 @@ from krogh.theory.boolean import cube
 from krogh.theory.fourier_gap import population_gradient, step
 
 N = 50_000
+
+
+@eqx.filter_jit
+def outputs(network: eqx.Module, x: jax.Array) -> jax.Array:
+    return jax.vmap(network)(x)  # type: ignore[arg-type]
+
+
+@eqx.filter_jit
+def built(architecture: SymmetricReLU, task: Task, key: jax.Array) -> TwoLayer:
+    return architecture.build(task, key)
 
 
 @eqx.filter_jit
@@ -93,16 +104,15 @@ def test_polynomials_are_centred_and_of_unit_variance():
 @pytest.mark.parametrize("signs", [False, True])
 def test_the_symmetric_start_is_zero_and_its_first_step_is_the_gradient(signs: bool):
     task = LinearMargin(7)
-    network = SymmetricReLU(6, threshold=0.7, sigma_a=2.0, signs=signs).build(task, jr.key(0))
+    network = built(SymmetricReLU(6, threshold=0.7, sigma_a=2.0, signs=signs), task, jr.key(0))
     x, y, _ = sampled(task, jr.key(1), 500)
-    np.testing.assert_allclose(jax.vmap(network)(x), 0, atol=1e-4)
+    np.testing.assert_allclose(outputs(network, x), 0, atol=1e-4)
 
     def loss(weights):
-        outputs = jax.vmap(relu_network(weights, -network.bias, network.output))(x)
-        return jnp.mean(jax.nn.relu(1 - y * outputs))
+        return jnp.mean(jax.nn.relu(1 - y * outputs(relu_network(weights, -network.bias, network.output), x)))
 
-    descent = -jax.grad(loss)(network.weights)
-    np.testing.assert_allclose(features.symmetric_step(network, x, y).weights, descent, atol=1e-5)
+    descent = -jax.jit(jax.grad(loss))(network.weights)
+    np.testing.assert_allclose(eqx.filter_jit(features.symmetric_step)(network, x, y).weights, descent, atol=1e-5)
     np.testing.assert_allclose(descent[:, :12], -descent[:, 12:], atol=1e-6)
 
 
@@ -112,10 +122,10 @@ def test_closed_gradients_equal_samples(name: str):
     if name == "mixture":
         shares, deviations = jnp.array([0.1, 0.3, 0.4, 0.2]), jnp.array([0.5, 1, 2, 1.5])
         task = replace(xor_mixture(6, 1.3), shares=shares, deviations=deviations)
-        exact = features.mixture_gradient(task, w, b)
+        exact = eqx.filter_jit(features.mixture_gradient)(task, w, b)
     elif name == "linear":
         task = LinearMargin(6, 0.4)
-        exact = features.linear_gradient(task, w, b)
+        exact = eqx.filter_jit(features.linear_gradient)(task, w, b)
     else:
         task, b = MultiIndex(6), jnp.zeros(5)
         exact = features.quadratic_gradient(jnp.zeros((6, 6)).at[:2, :2].set(task.hessian), w)
@@ -149,7 +159,7 @@ def test_sign_neurons_match_enumeration():
 def test_bumps_compute_the_parity(k: int, reflected: bool):
     x = cube(k)
     network = features.bump_network(jnp.ones((1, k)) / math.sqrt(k), k, reflected)
-    np.testing.assert_allclose(jax.vmap(network)(jnp.asarray(x, jnp.float32)), x.prod(1), atol=1e-4)
+    np.testing.assert_allclose(outputs(network, jnp.asarray(x, jnp.float32)), x.prod(1), atol=1e-4)
     assert network.bias is not None and network.bias.shape == (3 * (k + 1),)
     if reflected:
         assert float(-network.bias.max()) >= (-1e-6 if k % 2 else -1 / math.sqrt(k) - 1e-6)
@@ -160,11 +170,11 @@ def test_bumps_compute_the_parity(k: int, reflected: bool):
 def test_constructed_networks_separate():
     linear = LinearMargin(6, 0.5)
     x, y, _ = sampled(linear, jr.key(0), 2000)
-    assert float((y * jax.vmap(features.linear_network(linear.directions[0], 0.5))(x)).min()) >= 1 - 1e-5
+    assert float((y * outputs(features.linear_network(linear.directions[0], 0.5), x)).min()) >= 1 - 1e-5
     mixture = orthogonal_mixture((1, -1, 1, -1), 4, math.sqrt(1000))
     x, y, _ = sampled(mixture, jr.key(0), 2000)
     network = features.mixture_network(mixture.directions, mixture.labels, math.sqrt(8 * math.log(1000)))
-    assert float((y * jax.vmap(network)(x)).min()) >= 1
+    assert float((y * outputs(network, x)).min()) >= 1
 
 
 def test_projected_weights_give_the_same_gradients_as_full_ones():
@@ -203,17 +213,17 @@ def test_the_explicit_head_rebuilds_its_target():
     scale = jnp.array([4.0, 4.0, 2.0, 50.0])
     columns = jnp.stack([jnp.eye(4)[0], jnp.eye(4)[0], jnp.eye(4)[1], jnp.eye(4)[2]], axis=1) * scale
     network = relu_network(columns, jnp.full(4, 4.0))
-    head = features.explicit_head(target, network, gamma=0.01, tolerance=0.05)
+    head = eqx.filter_jit(features.explicit_head)(target, network, gamma=0.01, tolerance=0.05)
     np.testing.assert_array_equal(head.count, [2, 1])
     x = 3 * jr.normal(jr.key(0), (100, 4))
-    rebuilt = jax.vmap(relu_network(columns, jnp.full(4, 4.0), head.output))(x)
-    np.testing.assert_allclose(rebuilt, jax.vmap(target)(x), atol=1e-4)
+    rebuilt = outputs(relu_network(columns, jnp.full(4, 4.0), head.output), x)
+    np.testing.assert_allclose(rebuilt, outputs(target, x), atol=1e-4)
 
 
 def test_rescaling_keeps_the_ratios_of_knots():
-    network = SymmetricReLU(20, threshold=3.0).build(LinearMargin(5), jr.key(0))
+    network = built(SymmetricReLU(20, threshold=3.0), LinearMargin(5), jr.key(0))
     x = sampled(LinearMargin(5), jr.key(1), 1000).x
-    after = features.rescaled(network, x)
+    after = eqx.filter_jit(features.rescaled)(network, x)
     assert math.isclose(float(jnp.mean(features.spread(after.weights, x) ** 2)), 1, rel_tol=1e-4)
     ratio = after.weights / network.weights
     np.testing.assert_allclose(ratio, ratio[0, 0], rtol=1e-4)

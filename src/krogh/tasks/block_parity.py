@@ -5,6 +5,7 @@ import math
 import equinox as eqx
 import jax.numpy as jnp
 import jax.random as jr
+import numpy as np
 from jaxtyping import Array, Float, Key
 
 from krogh.errors import InputError
@@ -39,11 +40,8 @@ class BlockParity(Task):
     @property
     def directions(self) -> Float[Array, "r d"]:
         """D_j = sum_{A_j} e_l / sqrt(k)."""
-        return (
-            jnp.repeat(jnp.eye(self.r), self.k, axis=1, total_repeat_length=self.r * self.k)
-            @ jnp.eye(self.r * self.k, self.d)
-            / math.sqrt(self.k)
-        )
+        blocks = np.kron(np.eye(self.r), np.ones(self.k)) / math.sqrt(self.k)
+        return jnp.asarray(np.pad(blocks, ((0, 0), (0, self.d - self.r * self.k))))
 
     def label(self, x: Float[Array, "size d"]) -> Float[Array, " size"]:
         blocks = x[:, : self.r * self.k].reshape(-1, self.r, self.k)

@@ -210,7 +210,7 @@ class Separation:
     "XOR: one step against random features as the noise grows",
     presets={
         "smoke": Separation(dims=(30,), seeds=2, test=1000),
-        "quick": Separation(ratios=(0.25, 1 / 3, 0.5)),
+        "quick": Separation(ratios=(0.25, 1 / 3)),
         "paper": Separation(dims=(100, 400, 1600), seeds=16, test=10_000),
     },
 )

@@ -42,7 +42,7 @@ def start_over(network, task, key):
     "Accuracy against width in five families: one step, random features, Algorithm 1",
     presets={
         "smoke": Width(ms=(8,), samples=2000, test=1000, steps=20, seeds=2),
-        "quick": Width(),
+        "quick": Width(ms=(8, 64), samples=10_000, steps=500),
         "paper": Width(ms=(4, 16, 64, 256, 1024), samples=100_000, steps=10_000, seeds=16),
     },
 )
