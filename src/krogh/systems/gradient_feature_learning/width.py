@@ -43,7 +43,7 @@ def start_over(network, task, key):
     "gf-2",
     "Accuracy against width in five families: one step, random features, Algorithm 1",
     presets={
-        "smoke": Width(ms=(8,), trained=(8,), samples=2000, test=1000, steps=20, seeds=2),
+        "smoke": Width(ms=(8,), trained=(), samples=2000, test=1000, steps=20, seeds=2),
         "quick": Width(samples=10_000, steps=500),
         "paper": Width(
             ms=(4, 16, 64, 256, 1024), trained=(4, 16, 64, 256, 1024), samples=100_000, steps=10_000, seeds=16
@@ -103,7 +103,8 @@ def plot_width(ds: xr.Dataset):
     for ax, family in zip(axes[0], ds.family.values, strict=True):
         for learner, colour in zip(ds.learner.values, COLOURS, strict=False):
             values = ds.accuracy.sel(family=family, learner=learner).dropna("width")
-            curve_with_spread(ax, values, x="width", label=str(learner), marker="o", color=colour)
+            if values.size:
+                curve_with_spread(ax, values, x="width", label=str(learner), marker="o", color=colour)
         ax.set(xscale="log", xlabel="width 4m", title=family, ylim=(0.45, 1.02))
     axes[0, 0].set_ylabel("test accuracy")
     axes[0, -1].legend()
