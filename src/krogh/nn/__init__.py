@@ -4,6 +4,7 @@ from krogh.nn import activations
 from krogh.nn.base import Architecture, Buffer
 from krogh.nn.mlp import MLP, DeepMLP
 from krogh.nn.polynet import DisjointPolyNet, PolyNet
+from krogh.nn.symmetric import SymmetricReLU, neurons, relu_network
 from krogh.nn.transformer import ParityTransformer
 
 __all__ = [
@@ -14,5 +15,8 @@ __all__ = [
     "DisjointPolyNet",
     "ParityTransformer",
     "PolyNet",
+    "SymmetricReLU",
     "activations",
+    "neurons",
+    "relu_network",
 ]
