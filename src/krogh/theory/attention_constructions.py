@@ -82,14 +82,17 @@ def selection_vector(positions: Float[np.ndarray, "T d"], dual: bool) -> Float[n
     return positions.T @ np.linalg.solve(positions @ positions.T, np.ones(len(positions)))
 
 
-def scale(T: int, gamma: float, s_delta: float = 0.0) -> float:
-    """R = log(8T/γ)/(1 − sΔ) (003 Lemma A.19; sΔ = 0 for trainable positions, Lemma A.20)."""
-    return math.log(8 * T / gamma) / (1 - s_delta)
+def scale(T: int, gamma: float, leak: float = 0.0) -> float:
+    """R = log(8T/γ)/(1 − leak); the leak is sΔ in 003 Lemma A.19 and 0 for trainable positions (A.20).
+
+    NaN where scores off I may reach those on I (leak ≥ 1): then no R works.
+    """
+    return math.log(8 * T / gamma) / (1 - leak) if leak < 1 else math.nan
 
 
-def dual_scale(T: int, gamma: float, s: int, delta: float) -> float:
-    """R = log(8T/γ)/(1 − sΔ/(1 − (s−1)Δ)): the dual basis scores at most that share elsewhere."""
-    return scale(T, gamma, s * delta / (1 - (s - 1) * delta))
+def dual_leak(s: int, delta: float) -> float:
+    """sΔ/(1 − (s−1)Δ): what the dual basis scores off I at most; below 1 only for Δ < 1/(2s − 1)."""
+    return s * delta / (1 - (s - 1) * delta)
 
 
 def bag_scale(T: int, gamma: float, s: int, delta: float = 0.0) -> float:
@@ -99,26 +102,20 @@ def bag_scale(T: int, gamma: float, s: int, delta: float = 0.0) -> float:
 
 def deterministic_head(at: Embedding, subset: Sequence[int], R: float, dual: bool = False) -> Head:
     """Output e_1 component ≈ (1/s) Σ_{i∈I} χ_i, χ = +1 for a 0 and −1 for a 1 (003 Lemma A.19)."""
-    d = len(at.cls)
-    e = np.eye(d)
-    assert at.bits is not None
-    return Head(
-        np.outer(R * at.cls, e[0]),
-        np.outer(selection_vector(at.positions[list(subset)], dual), e[0]),
-        np.outer(at.bits[0] - at.bits[1], e[0]),
-        np.outer(e[0], e[0]),
-    )
+    key = selection_vector(at.positions[list(subset)], dual)
+    return _selecting_head(at, key, R, output=0)
 
 
 def deterministic_heads(at: Embedding, subset: Sequence[int], R: float, printed: bool = False) -> list[Head]:
     """s heads, head h putting χ of its own position on e_h; printed with W_V along e_2, which W_C maps to 0."""
-    e = np.eye(len(at.cls))
+    return [_selecting_head(at, at.positions[i], R, h, int(printed)) for h, i in enumerate(subset)]
+
+
+def _selecting_head(at: Embedding, key: Float[np.ndarray, " d"], R: float, output: int, column: int = 0) -> Head:
     assert at.bits is not None
-    seen = np.outer(at.bits[0] - at.bits[1], e[1] if printed else e[0])
-    return [
-        Head(np.outer(R * at.cls, e[0]), np.outer(at.positions[i], e[0]), seen, np.outer(e[0], e[h]))
-        for h, i in enumerate(subset)
-    ]
+    e, unit = np.eye(2), np.eye(len(key))[output]
+    seen = np.outer(at.bits[0] - at.bits[1], e[column])
+    return Head(np.outer(R * at.cls, e[0]), np.outer(key, e[0]), seen, np.outer(e[0], unit))
 
 
 def trainable_head(T: int, subset: Sequence[int], R: float) -> tuple[Embedding, Head]:
@@ -137,13 +134,13 @@ def trainable_heads(T: int, subset: Sequence[int], R: float) -> tuple[Embedding,
 
 def bag_head(at: Embedding, subset: Sequence[int], R: float, vector: bool = False) -> Head:
     """Output ≈ (r − s)/(r + 1) on e_1, or ((b_i − 1)/(r + 1))_{i∈I} on e_1..e_s (003 Lemma A.21); r = Σ_I b_i."""
-    s, d = len(subset), len(at.cls)
-    e, chosen = np.eye(d), at.positions[list(subset)]
+    s, chosen = len(subset), at.positions[list(subset)]
+    ones, first = np.ones(s), np.eye(s)[0]
     return Head(
-        np.outer(R * at.cls, e[0]),
-        np.outer(chosen.sum(axis=0) + at.cls, e[0]),
-        chosen.T @ e[:s] - np.outer(at.cls, e[:s].sum(axis=0)),
-        np.diag(np.arange(d) < s).astype(float) if vector else np.outer(e[:s].sum(axis=0), e[0]),
+        np.outer(R * at.cls, first),
+        np.outer(chosen.sum(axis=0) + at.cls, first),
+        chosen.T - np.outer(at.cls, ones),
+        np.eye(s, len(at.cls)) if vector else np.outer(ones, np.eye(len(at.cls))[0]),
     )
 
 

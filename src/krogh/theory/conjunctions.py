@@ -21,7 +21,7 @@ def near_misses(n: int, s: int, m: float, bias: float | None = None) -> float:
 
 
 def identifying_samples(n: int, s: int = 3, expected: float = 0.1) -> float:
-    """m_id = ln(s(n − s)/expected)/(−ln p), from where near misses of a balanced conjunction are rarer than `expected`."""
+    """m_id = ln(s(n − s)/expected)/(−ln p): `expected` near misses of a balanced conjunction are left."""
     return math.log(s * (n - s) / expected) / -math.log(balanced_bias(s))
 
 
