@@ -1,12 +1,13 @@
 """A one-layer pre-norm transformer on bits, read out at [CLS] (003 §A.3.1)."""
 
 import math
+from itertools import accumulate
 from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, PRNGKeyArray, UInt32
+from jaxtyping import Array, Float, PRNGKeyArray
 
 from krogh.nn.base import Architecture, Buffer, width_of
 from krogh.tasks.base import Task
@@ -36,12 +37,17 @@ class Affine(eqx.Module):
         return jnp.tensordot(x, self.weight, 1) + self.bias
 
 
-def dropout(key: PRNGKeyArray, x: Array, rate: float) -> Array:
-    """Each entry is 0 with probability `rate` (to 16 bits) and divided by 1 − rate otherwise."""
+def dropout_masks(key: PRNGKeyArray, rate: float, *shapes: tuple[int, ...]) -> list[Array]:
+    """Factors that are 0 with probability `rate` (to 16 bits) and 1/(1 − rate) otherwise, of these shapes.
+
+    All come from one draw: every further call of the generator would cost a second of compilation.
+    """
     if rate == 0:
-        return x
-    keep = jax.random.bits(key, x.shape, jnp.uint16) >= round(rate * 2**16)
-    return jnp.where(keep, x / (1 - rate), 0.0)
+        return [jnp.ones(shape) for shape in shapes]
+    sizes = [math.prod(shape) for shape in shapes]
+    kept = jax.random.bits(key, (sum(sizes),), jnp.uint16) >= round(rate * 2**16)
+    parts = jnp.split(jnp.where(kept, 1 / (1 - rate), 0.0), list(accumulate(sizes))[:-1])
+    return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
 
 
 class BitTransformer(eqx.Module):
@@ -73,65 +79,68 @@ class BitTransformer(eqx.Module):
         """Each head's query carried through the key matrix: its product with a normed row is the score."""
         return jnp.einsum("...ha,eha->...he", query, self.key) / math.sqrt(self.key.shape[-1])
 
-    def _table(self) -> tuple[Array, Array, Array, Array, Array]:
-        """Scores (2, heads, n) and values (2, n, heads, attn) of either bit, those of [CLS], and the [CLS] row."""
-        row = self.tokens[2] + self.positions[-1]
-        last = self.norm(row)
+    def _scores(self) -> tuple[Array, Array, Array, Array]:
+        """Scores (2, heads, n) of either bit and (heads,) of [CLS], the normed rows (2, n, emb) and [CLS]'s (emb,)."""
         bits = self.norm(self.tokens[:2, None] + self.positions[:-1])
+        last = self.norm(self.tokens[2] + self.positions[-1])
         head = self._head(self.query(last))
-        return jnp.einsum("he,vne->vhn", head, bits), self.value(bits), head @ last, self.value(last), row
+        return jnp.einsum("he,vne->vhn", head, bits), head @ last, bits, last
+
+    def _table(self) -> tuple[Array, Array, Array, Array]:
+        """exp(score) (2, heads, n) of either bit and its product with the value (2, heads, n, attn); those of [CLS]."""
+        scores, own, bits, last = self._scores()
+        top = jax.lax.stop_gradient(jnp.maximum(scores.max(axis=(0, 2)), own))
+        weight = jnp.exp(jnp.maximum(scores - top[:, None], -SCORE_RANGE))
+        own_weight = jnp.exp(jnp.maximum(own - top, -SCORE_RANGE))
+        values = jnp.einsum("vne,eha->vhna", bits, self.value.weight) + self.value.bias[:, None]
+        return weight, weight[..., None] * values, own_weight, own_weight[:, None] * self.value(last)
 
     def attention(self, x: Float[Array, " n"]) -> Float[Array, "heads n1"]:
         """Attention weights of [CLS] over (positions, [CLS]) for each head."""
-        scores, _, own, _, _ = self._table()
+        scores, own, _, _ = self._scores()
         chosen = jnp.where(x > 0.5, scores[1], scores[0])
         return jax.nn.softmax(jnp.concatenate([chosen, own[:, None]], axis=1), axis=1)
 
-    def _read(self, row: Array, mixed: Float[Array, "*batch heads attn"], key: PRNGKeyArray | None) -> Array:
-        """From the [CLS] row and what the heads bring it to the outputs; with dropout where there is a key."""
-
-        def dropped(x: Array, number: int) -> Array:
-            return x if key is None else dropout(jax.random.fold_in(key, number), x, self.dropout)
-
-        row = row + dropped(self.out(mixed.reshape(*mixed.shape[:-2], -1)), 0)
-        row = row + dropped(self.mlp_out(jax.nn.gelu(self.mlp_in(self.mlp_norm(row)))), 1)
+    def _read(self, row: Array, mixed: Float[Array, "*batch heads attn"], masks: tuple[Any, Any] = (1.0, 1.0)) -> Array:
+        """From the [CLS] row and what the heads bring it to the outputs; masks drop out the residual branches."""
+        row = row + masks[0] * self.out(mixed.reshape(*mixed.shape[:-2], -1))
+        row = row + masks[1] * self.mlp_out(jax.nn.gelu(self.mlp_in(self.mlp_norm(row))))
         return self.last_norm(row) @ self.output
 
     def __call__(self, x: Float[Array, " n"]) -> Float[Array, " outputs"]:
-        scores, values, own, own_value, row = self._table()
-        top = jnp.maximum(scores.max(axis=(0, 2)), own)
-        weight = jnp.exp(jnp.maximum(scores - top[:, None], -SCORE_RANGE)).transpose(0, 2, 1)[..., None]
-        table = jnp.concatenate([weight * values, weight], axis=-1).reshape(2, len(x), -1)
-        own_weight = jnp.exp(jnp.maximum(own - top, -SCORE_RANGE))[:, None]
-        start = jnp.concatenate([own_weight * own_value, own_weight], axis=-1)
+        weight, mix, own_weight, own_mix = self._table()
+        both = jnp.concatenate([mix, weight[..., None]], axis=-1).transpose(0, 2, 1, 3).reshape(2, len(x), -1)
         # Each bit picks from its own table: a difference of the two would cancel where one score dwarfs the other.
-        sums = (x @ table[1] + (1 - x) @ table[0]).reshape(start.shape) + start
-        return self._read(row, sums[:, :-1] / sums[:, -1:], None)
+        sums = (x @ both[1] + (1 - x) @ both[0]).reshape(len(own_weight), -1)
+        mixed = (sums[:, :-1] + own_mix) / (sums[:, -1] + own_weight)[:, None]
+        return self._read(self.tokens[2] + self.positions[-1], mixed)
 
     def batch(self, x: Float[Array, "batch n"], key: PRNGKeyArray) -> tuple[Array, "BitTransformer"]:
         """Outputs with dropout on embeddings, attention weights and both residual branches."""
         # The masks depend on the initialisation too: a restart on the same data has its own.
-        keys = jax.random.split(jax.random.fold_in(key, self.masks.value), 3)
-        one = x[:, None, :] > 0.5
+        keys = jax.random.split(jax.random.fold_in(key, self.masks.value))
+        size, (_, heads, _) = len(x), self.key.shape
+        n1, emb = self.positions.shape
+        attending, *residual = dropout_masks(keys[0], self.dropout, (heads, size, n1), (size, emb), (size, emb))
         if self.embedding_dropout:
-            body = jnp.where(one.transpose(0, 2, 1), self.tokens[1], self.tokens[0]) + self.positions[:-1]
-            row = jnp.broadcast_to(self.tokens[2] + self.positions[-1], (len(x), 1, body.shape[-1]))
-            rows = dropout(keys[0], jnp.concatenate([body, row], axis=1), self.embedding_dropout)
+            body = jnp.where(x[..., None] > 0.5, self.tokens[1], self.tokens[0]) + self.positions[:-1]
+            row = jnp.broadcast_to(self.tokens[2] + self.positions[-1], (size, 1, emb))
+            (mask,) = dropout_masks(keys[1], self.embedding_dropout, (size, n1, emb))
+            rows = jnp.concatenate([body, row], axis=1) * mask
             normed, row = self.norm(rows), rows[:, -1]
-            scores = jnp.einsum("bhe,bne->bhn", self._head(self.query(normed[:, -1])), normed)
-            weights = dropout(keys[1], jax.nn.softmax(scores, axis=-1), self.dropout)
-            mixed = jnp.einsum("bhe,eha->bha", jnp.einsum("bhn,bne->bhe", weights, normed), self.value.weight)
-            mixed = mixed + weights.sum(axis=-1)[..., None] * self.value.bias
+            scores = jnp.einsum("bhe,bne->hbn", self._head(self.query(normed[:, -1])), normed)
+            weights = attending * jax.nn.softmax(scores, axis=-1)
+            mixed = jnp.einsum("bhe,eha->bha", jnp.einsum("hbn,bne->bhe", weights, normed), self.value.weight)
+            mixed = mixed + weights.sum(axis=-1).T[..., None] * self.value.bias
         else:
-            table, values, own, own_value, row = self._table()
-            own = jnp.broadcast_to(own[None, :, None], (len(x), len(own), 1))
-            scores = jnp.concatenate([jnp.where(one, table[1], table[0]), own], axis=2)
-            weights = dropout(keys[1], jax.nn.softmax(scores, axis=-1), self.dropout)
-            body = weights[..., :-1]
-            mixed = jnp.einsum("bhn,nha->bha", jnp.where(one, body, 0.0), values[1])
-            mixed = mixed + jnp.einsum("bhn,nha->bha", jnp.where(one, 0.0, body), values[0])
-            mixed = mixed + weights[..., -1:] * own_value
-        return self._read(row, mixed, keys[2]), self
+            weight, mix, own_weight, own_mix = self._table()
+            total = x @ weight[1].T + (1 - x) @ weight[0].T + own_weight
+            # Masks meet bits, not weights: what is differentiated stays as small as the tables.
+            body = attending[..., :-1]
+            mixed = jnp.einsum("hbn,hna->bha", body * x, mix[1]) + jnp.einsum("hbn,hna->bha", body * (1 - x), mix[0])
+            mixed = (mixed + attending[..., -1].T[..., None] * own_mix) / total[..., None]
+            row = self.tokens[2] + self.positions[-1]
+        return self._read(row, mixed, tuple(residual)), self
 
 
 class OneLayerTransformer(Architecture):
@@ -150,10 +159,17 @@ class OneLayerTransformer(Architecture):
 
     def build(self, task: Task, key: PRNGKeyArray) -> BitTransformer:
         emb, heads, attn, mlp = self.emb, self.heads, self.attn, self.mlp
-        keys = iter(jax.random.split(key, 10))
+        n1, outputs = task.in_shape[0] + 1, task.outputs
+        normal_key, mask_key = jax.random.split(key)
+        # one draw for all matrices: each would be compiled apart
+        total = emb * (3 + n1 + 4 * heads * attn + 2 * mlp + outputs)
+        pool = self.scale * jax.random.normal(normal_key, (total,))
+        used = 0
 
         def normal(*shape: int) -> Array:
-            return self.scale * jax.random.normal(next(keys), shape)
+            nonlocal used
+            used += math.prod(shape)
+            return pool[used - math.prod(shape) : used].reshape(shape)
 
         def affine(inputs: int, *outputs: int) -> Affine:
             return Affine(normal(inputs, *outputs), jnp.zeros(outputs))
@@ -161,10 +177,9 @@ class OneLayerTransformer(Architecture):
         def norm() -> LayerNorm:
             return LayerNorm(jnp.ones(emb), jnp.zeros(emb))
 
-        noise: UInt32[Array, ""] = jax.random.bits(next(keys))
         return BitTransformer(
             tokens=normal(3, emb),
-            positions=normal(task.in_shape[0] + 1, emb),
+            positions=normal(n1, emb),
             norm=norm(),
             query=affine(emb, heads, attn),
             key=normal(emb, heads, attn),
@@ -174,8 +189,8 @@ class OneLayerTransformer(Architecture):
             mlp_in=affine(emb, mlp),
             mlp_out=affine(mlp, emb),
             last_norm=norm(),
-            output=normal(emb, task.outputs),
-            masks=Buffer(noise),
+            output=normal(emb, outputs),
+            masks=Buffer(jax.random.bits(mask_key)),
             dropout=self.dropout,
             embedding_dropout=self.embedding_dropout,
         )
