@@ -38,15 +38,17 @@ class Affine(eqx.Module):
 
 
 def dropout_masks(key: PRNGKeyArray, rate: float, *shapes: tuple[int, ...]) -> list[Array]:
-    """Factors that are 0 with probability `rate` (to 16 bits) and 1/(1 − rate) otherwise, of these shapes.
+    """Factors that are 0 with probability `rate`, in steps of 1/256, and 1/(1 − rate) otherwise, of these shapes.
 
-    All come from one draw: every further call of the generator would cost a second of compilation.
+    Random words are a third of a step's cost, hence 8 bits each; all come from one draw, because every further call of
+    the generator would cost a second of compilation.
     """
     if rate == 0:
         return [jnp.ones(shape) for shape in shapes]
     sizes = [math.prod(shape) for shape in shapes]
-    kept = jax.random.bits(key, (sum(sizes),), jnp.uint16) >= round(rate * 2**16)
-    parts = jnp.split(jnp.where(kept, 1 / (1 - rate), 0.0), list(accumulate(sizes))[:-1])
+    dropped = round(rate * 256)
+    kept = jax.random.bits(key, (sum(sizes),), jnp.uint8) >= dropped
+    parts = jnp.split(jnp.where(kept, 256 / (256 - dropped), 0.0), list(accumulate(sizes))[:-1])
     return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
 
 
