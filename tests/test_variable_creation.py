@@ -53,19 +53,19 @@ def test_consistent_conjunctions_are_those_of_a_search_over_all_subsets(s):
 
 def test_redrawn_samples_leave_one_conjunction_and_only_the_first_m_examples_count():
     task = SparseBoolean(12, bias=balanced_bias(3), m=25.0, redraws=500)
-    sample = task.sample(jax.random.key(3), 40)
+    sample = jax.jit(task.sample, static_argnums=1)(jax.random.key(3), 40)
     weight = np.asarray(sample.latents["weight"])
     np.testing.assert_allclose(weight, np.where(np.arange(40) < 25, 40 / 25, 0.0), rtol=1e-6)
     assert int(consistent_conjunctions(sample.x[:25], sample.y[:25], 3)) == 1
-    ambiguous = [
-        int(
-            consistent_conjunctions(
-                *(lambda b: (b.x, b.y))(SparseBoolean(12, bias=0.79).sample(jax.random.key(i), 15)), 3
-            )
-        )
-        for i in range(8)
-    ]
-    assert max(ambiguous) > 1
+    plain = SparseBoolean(12, bias=balanced_bias(3))
+
+    @jax.jit
+    @jax.vmap
+    def ambiguous(key):
+        batch = plain.sample(key, 15)
+        return consistent_conjunctions(batch.x, batch.y, 3)
+
+    assert ambiguous(jax.random.split(jax.random.key(0), 16)).max() > 1
 
 
 def test_bad_tasks_are_refused_in_a_sentence():
@@ -85,7 +85,16 @@ def test_identifying_samples_solve_their_equation():
 
 def _network(task, seed=0, **settings):
     network = OneLayerTransformer(**{"emb": 8, "heads": 2, "attn": 4, "mlp": 16, "scale": 0.5} | settings)
-    return network.build(task, jax.random.key(seed))
+    return eqx.filter_jit(network.build)(task, jax.random.key(seed))
+
+
+def _every(function):
+    return eqx.filter_jit(eqx.filter_vmap(function, in_axes=(None, 0)))
+
+
+@eqx.filter_jit
+def _trained(network, x, seed):
+    return network.batch(x, jax.random.key(seed))[0]
 
 
 def _by_hand(network, x):
@@ -106,10 +115,10 @@ def test_tables_and_rows_give_the_layer_written_out(embedding_dropout):
     task = SparseBoolean(7)
     network = _network(task, dropout=0.0, embedding_dropout=embedding_dropout)
     x = task.sample(jax.random.key(1), 5).x
-    right, weights = jax.vmap(lambda row: _by_hand(network, row))(x)
-    np.testing.assert_allclose(jax.vmap(network)(x), right, atol=1e-5)
-    np.testing.assert_allclose(network.batch(x, jax.random.key(2))[0], right, atol=1e-5)
-    np.testing.assert_allclose(jax.vmap(network.attention)(x), weights, atol=1e-6)
+    right, weights = _every(lambda n, row: _by_hand(n, row))(network, x)
+    np.testing.assert_allclose(_every(lambda n, row: n(row))(network, x), right, atol=1e-5)
+    np.testing.assert_allclose(_trained(network, x, 2), right, atol=1e-5)
+    np.testing.assert_allclose(_every(lambda n, row: n.attention(row))(network, x), weights, atol=1e-6)
 
 
 def test_one_score_far_above_the_others_does_not_cancel_the_rest():
@@ -117,8 +126,8 @@ def test_one_score_far_above_the_others_does_not_cancel_the_rest():
     network = _network(task, dropout=0.0, embedding_dropout=0.0)
     sharp = eqx.tree_at(lambda n: n.key, network, 12 * network.key)
     x = task.sample(jax.random.key(4), 64).x
-    right = jax.vmap(lambda row: _by_hand(sharp, row)[0])(x)
-    np.testing.assert_allclose(jax.vmap(sharp)(x), right, atol=2e-3)
+    right = _every(lambda n, row: _by_hand(n, row)[0])(sharp, x)
+    np.testing.assert_allclose(_every(lambda n, row: n(row))(sharp, x), right, atol=2e-3)
 
 
 def test_dropout_keeps_the_mean_and_restarts_have_their_own_masks():
@@ -130,7 +139,7 @@ def test_dropout_keeps_the_mean_and_restarts_have_their_own_masks():
     x = task.sample(jax.random.key(1), 64).x
     network, other = _network(task, dropout=0.2), _network(task, seed=1, dropout=0.2)
     restarted = eqx.tree_at(lambda n: n.masks, network, other.masks)
-    outputs = [n.batch(x, jax.random.key(2))[0] for n in (network, network, restarted)]
+    outputs = [_trained(n, x, 2) for n in (network, network, restarted)]
     np.testing.assert_array_equal(outputs[0], outputs[1])
     assert not np.allclose(outputs[0], outputs[2])
 
@@ -140,7 +149,7 @@ def test_outputs_under_dropout_scatter_around_those_without(embedding_dropout):
     task = SparseBoolean(5)
     network = _network(task, dropout=0.02, embedding_dropout=embedding_dropout / 5, scale=0.2)
     x = jnp.tile(task.sample(jax.random.key(1), 1).x, (4000, 1))
-    mean = network.batch(x, jax.random.key(0))[0].mean(axis=0)
+    mean = _trained(network, x, 0).mean(axis=0)
     np.testing.assert_allclose(mean, network(x[0]), atol=0.02)
 
 
@@ -159,10 +168,11 @@ def test_samples_of_different_sizes_share_a_program_and_padding_changes_nothing(
     padded = SparseBoolean(8, bias=balanced_bias(3), m=12.0).sample(jax.random.key(0), 20)
     alone = kr.tasks.Batch(padded.x[:12], padded.y[:12])
     network = _network(SparseBoolean(8), dropout=0.0, embedding_dropout=0.0)
-    losses = [weighted_loss(network, batch, jax.random.key(1))[0] for batch in (padded, alone)]
+    losses = [eqx.filter_jit(weighted_loss)(network, batch, jax.random.key(1))[0] for batch in (padded, alone)]
     np.testing.assert_allclose(*losses, rtol=1e-5)
+    reads = [eqx.filter_jit(fit)(network, batch) for batch in (padded, alone)]
     for name in ("train_accuracy", "train_loss"):
-        np.testing.assert_allclose(fit(network, padded)[name], fit(network, alone)[name], rtol=1e-5)
+        np.testing.assert_allclose(reads[0][name], reads[1][name], rtol=1e-5)
 
 
 # ------------------------------------------------------------------------------------------- capacity

@@ -12,8 +12,8 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from krogh.nn.base import Architecture, Buffer, width_of
 from krogh.tasks.base import Task
 
-# Scores further than this below a head's largest one are raised to it: e^-80 is still a normal float.
-SCORE_RANGE = 80.0
+# In the tables a head's largest score becomes e^60 and those 140 or more below it e^-80: sums stay finite.
+LARGEST, SCORE_RANGE = 60.0, 140.0
 
 
 class LayerNorm(eqx.Module):
@@ -88,14 +88,8 @@ class BitTransformer(eqx.Module):
         head = self._head(self.query(last))
         return jnp.einsum("he,vne->vhn", head, bits), head @ last, bits, last
 
-    def _table(self) -> tuple[Array, Array, Array, Array]:
-        """exp(score) (2, heads, n) of either bit and its product with the value (2, heads, n, attn); those of [CLS]."""
-        scores, own, bits, last = self._scores()
-        top = jax.lax.stop_gradient(jnp.maximum(scores.max(axis=(0, 2)), own))
-        weight = jnp.exp(jnp.maximum(scores - top[:, None], -SCORE_RANGE))
-        own_weight = jnp.exp(jnp.maximum(own - top, -SCORE_RANGE))
-        values = jnp.einsum("vne,eha->vhna", bits, self.value.weight) + self.value.bias[:, None]
-        return weight, weight[..., None] * values, own_weight, own_weight[:, None] * self.value(last)
+    def _values(self, bits: Float[Array, "2 n emb"]) -> Float[Array, "2 heads n attn"]:
+        return jnp.einsum("vne,eha->vhna", bits, self.value.weight) + self.value.bias[:, None]
 
     def attention(self, x: Float[Array, " n"]) -> Float[Array, "heads n1"]:
         """Attention weights of [CLS] over (positions, [CLS]) for each head."""
@@ -110,11 +104,15 @@ class BitTransformer(eqx.Module):
         return self.last_norm(row) @ self.output
 
     def __call__(self, x: Float[Array, " n"]) -> Float[Array, " outputs"]:
-        weight, mix, own_weight, own_mix = self._table()
-        both = jnp.concatenate([mix, weight[..., None]], axis=-1).transpose(0, 2, 1, 3).reshape(2, len(x), -1)
+        scores, own, bits, last = self._scores()
+        top = jnp.maximum(scores.max(axis=(0, 2)), own)
+        weight = jnp.exp(LARGEST + jnp.maximum(scores - top[:, None], -SCORE_RANGE))[..., None]
+        own_weight = jnp.exp(LARGEST + jnp.maximum(own - top, -SCORE_RANGE))[:, None]
+        both = jnp.concatenate([weight * self._values(bits), weight], axis=-1)
+        both = both.transpose(0, 2, 1, 3).reshape(2, len(x), -1)
         # Each bit picks from its own table: a difference of the two would cancel where one score dwarfs the other.
         sums = (x @ both[1] + (1 - x) @ both[0]).reshape(len(own_weight), -1)
-        mixed = (sums[:, :-1] + own_mix) / (sums[:, -1] + own_weight)[:, None]
+        mixed = (sums[:, :-1] + own_weight * self.value(last)) / (sums[:, -1:] + own_weight)
         return self._read(self.tokens[2] + self.positions[-1], mixed)
 
     def batch(self, x: Float[Array, "batch n"], key: PRNGKeyArray) -> tuple[Array, "BitTransformer"]:
@@ -135,13 +133,14 @@ class BitTransformer(eqx.Module):
             mixed = jnp.einsum("bhe,eha->bha", jnp.einsum("hbn,bne->bhe", weights, normed), self.value.weight)
             mixed = mixed + weights.sum(axis=-1).T[..., None] * self.value.bias
         else:
-            weight, mix, own_weight, own_mix = self._table()
-            total = x @ weight[1].T + (1 - x) @ weight[0].T + own_weight
-            # Masks meet bits, not weights: what is differentiated stays as small as the tables.
-            body = attending[..., :-1]
-            mixed = jnp.einsum("hbn,hna->bha", body * x, mix[1]) + jnp.einsum("hbn,hna->bha", body * (1 - x), mix[0])
-            mixed = (mixed + attending[..., -1].T[..., None] * own_mix) / total[..., None]
             row = self.tokens[2] + self.positions[-1]
+            table, own, bits, last = self._scores()
+            chosen = jnp.where(x > 0.5, table[1, :, None], table[0, :, None])
+            own = jnp.broadcast_to(own[:, None, None], (heads, size, 1))
+            weights = attending * jax.nn.softmax(jnp.concatenate([chosen, own], axis=2), axis=-1)
+            body, values = weights[..., :-1], self._values(bits)
+            mixed = jnp.einsum("hbn,hna->bha", body * x, values[1]) + weights[..., -1].T[..., None] * self.value(last)
+            mixed = mixed + jnp.einsum("hbn,hna->bha", body * (1 - x), values[0])
         return self._read(row, mixed, tuple(residual)), self
 
 

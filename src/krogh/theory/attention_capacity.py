@@ -11,7 +11,8 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-Matrices = Float[np.ndarray, "*batch rows columns"]
+Matrices = Float[np.ndarray, "... _ _"]
+Numbers = Float[np.ndarray, "..."]
 
 
 def softmax(scores: Float[np.ndarray, "*batch T"]) -> Float[np.ndarray, "*batch T"]:
@@ -30,16 +31,16 @@ def project(x: Float[np.ndarray, "*batch d"]) -> Float[np.ndarray, "*batch d"]:
     return x / np.maximum(np.linalg.norm(x, axis=-1, keepdims=True), 1)
 
 
-def largest_row(x: Matrices) -> Float[np.ndarray, "*batch"]:
+def largest_row(x: Matrices) -> Numbers:
     """‖xᵀ‖_{2,∞}."""
     return np.linalg.norm(x, axis=-1).max(axis=-1)
 
 
-def spectral(x: Matrices) -> Float[np.ndarray, "*batch"]:
+def spectral(x: Matrices) -> Numbers:
     return np.linalg.norm(x, 2, axis=(-2, -1))
 
 
-def two_one(x: Matrices) -> Float[np.ndarray, "*batch"]:
+def two_one(x: Matrices) -> Numbers:
     """‖x‖_{2,1}: the 2-norms of columns, summed."""
     return np.linalg.norm(x, axis=-2).sum(axis=-1)
 
@@ -52,15 +53,13 @@ def attend(tokens: Matrices, query_key: Matrices, value: Matrices, rows: int | N
 
 def weight_change_bound(
     tokens: Matrices, query_key: Matrices, other_query_key: Matrices, value: Matrices, other_value: Matrices
-) -> Float[np.ndarray, "*batch"]:
+) -> Numbers:
     """2 ‖W_V‖ ‖(W_QK − Ŵ_QK) Zᵀ‖_{2,∞} + ‖(W_V − Ŵ_V)ᵀ Zᵀ‖_{2,∞} for tokens in the unit ball (003 Lemmas 4.7, A.13)."""
     scores = largest_row(tokens @ (query_key - other_query_key).swapaxes(-1, -2))
     return 2 * spectral(value) * scores + largest_row(tokens @ (value - other_value))
 
 
-def input_change_bound(
-    tokens: Matrices, other_tokens: Matrices, query_key: Matrices, value: Matrices
-) -> Float[np.ndarray, "*batch"]:
+def input_change_bound(tokens: Matrices, other_tokens: Matrices, query_key: Matrices, value: Matrices) -> Numbers:
     """‖W_V‖ (1 + 4 ‖W_QK‖) ‖(Z − Ẑ)ᵀ‖_{2,∞} for tokens in the unit ball (003 Lemma A.14)."""
     return spectral(value) * (1 + 4 * spectral(query_key)) * largest_row(tokens - other_tokens)
 
@@ -78,7 +77,7 @@ def block(tokens: Matrices, layer: Layer) -> Matrices:
     return project(np.maximum(project(attend(tokens, layer.query_key, layer.value)), 0) @ layer.out)
 
 
-def block_change_bound(tokens: Matrices, other_tokens: Matrices, layer: Layer, other: Layer):
+def block_change_bound(tokens: Matrices, other_tokens: Matrices, layer: Layer, other: Layer) -> Numbers:
     """Lemma A.15 for one block (σ = relu, L_σ = 1) with inputs Z, Ẑ and weights W, Ŵ."""
     inner = np.maximum(project(attend(other_tokens, other.query_key, other.value)), 0)
     weights = weight_change_bound(other_tokens, layer.query_key, other.query_key, layer.value, other.value)

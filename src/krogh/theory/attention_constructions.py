@@ -92,7 +92,7 @@ def scale(T: int, gamma: float, leak: float = 0.0) -> float:
 
 def dual_leak(s: int, delta: float) -> float:
     """sΔ/(1 − (s−1)Δ): what the dual basis scores off I at most; below 1 only for Δ < 1/(2s − 1)."""
-    return s * delta / (1 - (s - 1) * delta)
+    return s * delta / (1 - (s - 1) * delta) if (s - 1) * delta < 1 else math.inf
 
 
 def bag_scale(T: int, gamma: float, s: int, delta: float = 0.0) -> float:
