@@ -1,6 +1,7 @@
 """A one-layer pre-norm transformer on bits, read out at [CLS] (003 §A.3.1)."""
 
 import math
+from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -97,7 +98,7 @@ class BitTransformer(eqx.Module):
         chosen = jnp.where(x > 0.5, scores[1], scores[0])
         return jax.nn.softmax(jnp.concatenate([chosen, own[:, None]], axis=1), axis=1)
 
-    def _read(self, row: Array, mixed: Float[Array, "*batch heads attn"], masks: tuple[Any, Any] = (1.0, 1.0)) -> Array:
+    def _read(self, row: Array, mixed: Float[Array, "*batch heads attn"], masks: Sequence[Any] = (1.0, 1.0)) -> Array:
         """From the [CLS] row and what the heads bring it to the outputs; masks drop out the residual branches."""
         row = row + masks[0] * self.out(mixed.reshape(*mixed.shape[:-2], -1))
         row = row + masks[1] * self.mlp_out(jax.nn.gelu(self.mlp_in(self.mlp_norm(row))))
@@ -141,7 +142,7 @@ class BitTransformer(eqx.Module):
             body, values = weights[..., :-1], self._values(bits)
             mixed = jnp.einsum("hbn,hna->bha", body * x, values[1]) + weights[..., -1].T[..., None] * self.value(last)
             mixed = mixed + jnp.einsum("hbn,hna->bha", body * (1 - x), values[0])
-        return self._read(row, mixed, tuple(residual)), self
+        return self._read(row, mixed, residual), self
 
 
 class OneLayerTransformer(Architecture):

@@ -295,13 +295,13 @@ class Curves:
 
     n: int = 100
     samples: tuple[int, int] = (100, 20)
-    steps: int = 400
+    steps: int = 250
     every: int = 10
-    validation: int = 1000
+    validation: int = 500
     embedding_dropout: float = 0.0
     redraws: int = 0
     restarts: int = 2
-    seeds: int = 20
+    seeds: int = 16
 
 
 @system.experiment(

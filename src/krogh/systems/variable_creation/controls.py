@@ -26,10 +26,10 @@ class Linear:
     """Each rival keeps the penalty that serves it best on the validation sample: an upper bound on what it can do."""
 
     n: int = 300
-    samples: tuple[int, ...] = (50, 70, 100, 150, 200)
+    samples: tuple[int, ...] = (50, 70, 100, 200)
     validation: int = 4000
     steps: int = 1500
-    seeds: int = 32
+    seeds: int = 20
 
 
 @system.experiment(
