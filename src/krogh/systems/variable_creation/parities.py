@@ -74,8 +74,8 @@ def _plateau(loss: xr.DataArray) -> xr.DataArray:
 
 @parities.claim(
     "13.16",
-    "T = 10, s = 3, batch 2048, Adam at 1e-3: >= 80 % of the seeds reach a loss < .05 within 3000 iterations, and before "
-    "its first value < .1 the loss is within .01 of ln 2 for >= 60 % of the time",
+    "T = 10, s = 3, batch 2048, Adam at 1e-3: >= 80 % of the seeds reach a loss < .05 within 3000 iterations, and "
+    "before its first value < .1 the loss is within .01 of ln 2 for >= 60 % of the time",
     source="Fig 4.4",
     presets=("paper",),
 )
@@ -89,11 +89,11 @@ def sudden(ds: xr.Dataset):
 
 @parities.claim(
     "13.16a",
-    "T = 10, s = 3, smaller batches: the seeds that learn within the budget are within .01 of ln 2 for >= 60 % of the time "
-    "before their first loss < .1",
+    "T = 10, s = 3, smaller batches: the seeds that learn within the budget are within .01 of ln 2 for >= 60 % of the "
+    "time before their first loss < .1",
     source="Fig 4.4",
-    finding="With batches of 512 and no dropout of embeddings about half of the seeds learn, most of them by iteration 500; "
-    "the others stay on the plateau for at least 3000.",
+    finding="Without dropout of embeddings and with batches of 512, two of four seeds run for 3000 iterations learned "
+    "(at 440) and two did not: the share that learns is judged at the document's settings only.",
 )
 def plateau_first(ds: xr.Dataset):
     return at_least(_plateau(ds.loss.sel(T=10).isel(step=slice(1, None))), 0.6, over="seed")
