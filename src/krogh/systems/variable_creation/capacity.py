@@ -244,6 +244,16 @@ def shatters(ds: xr.Dataset):
     )
 
 
+@pseudo_dimension.figure
+def plot_pseudo_dimension(ds: xr.Dataset) -> "Figure":
+    figure, ax = figures.new_figure()
+    ax.semilogx(ds["T"], np.log2(ds.patterns), "o", label="inputs shattered")
+    figures.theory(ax, ds["T"], np.log2(ds["T"]), "log₂ T")
+    ax.set(xlabel="context length T", ylabel="pseudo-dimension at least", title="embedding size 3, norms unbounded")
+    ax.legend()
+    return figure
+
+
 # ------------------------------------------------------------------------------------------- calculators
 
 
