@@ -1,0 +1,214 @@
+"""A one-layer pre-norm transformer on bits, read out at [CLS] (003 §A.3.1)."""
+
+import math
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from krogh.nn.base import Architecture, Buffer, width_of
+from krogh.tasks.base import Task
+
+# In the tables a head's largest score becomes e^60 and those 140 or more below it e^-80: sums stay finite.
+LARGEST, SCORE_RANGE = 60.0, 140.0
+
+
+class LayerNorm(eqx.Module):
+    """(x − mean)/std · scale + shift over the last axis."""
+
+    scale: Float[Array, " emb"]
+    shift: Float[Array, " emb"]
+
+    def __call__(self, x: Float[Array, "*batch emb"]) -> Float[Array, "*batch emb"]:
+        centred = x - x.mean(axis=-1, keepdims=True)
+        return centred * jax.lax.rsqrt(jnp.mean(centred**2, axis=-1, keepdims=True) + 1e-5) * self.scale + self.shift
+
+
+class Affine(eqx.Module):
+    """x W + b; W may have several output axes."""
+
+    weight: Array
+    bias: Array
+
+    def __call__(self, x: Float[Array, "*batch inputs"]) -> Array:
+        return jnp.tensordot(x, self.weight, 1) + self.bias
+
+
+def dropout_masks(key: PRNGKeyArray, rate: float, *shapes: tuple[int, ...]) -> list[Array]:
+    """Factors that are 0 with probability `rate`, in steps of 1/256, and 1/(1 − rate) otherwise, of these shapes.
+
+    Random words are a third of a step's cost, hence 8 bits each; all come from one draw, because every further call of
+    the generator would cost a second of compilation.
+    """
+    if rate == 0:
+        return [jnp.ones(shape) for shape in shapes]
+    sizes = [math.prod(shape) for shape in shapes]
+    dropped = round(rate * 256)
+    kept = jax.random.bits(key, (sum(sizes),), jnp.uint8) >= dropped
+    parts = jnp.split(jnp.where(kept, 256 / (256 - dropped), 0.0), list(accumulate(sizes))[:-1])
+    return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
+
+
+class BitTransformer(eqx.Module):
+    """Of the one layer only the [CLS] row is computed:
+
+        z = [E_{b_t} + P_t; E_CLS + P_CLS];  a = z_CLS + Attention(LN z)_CLS;  f = LN(a + MLP(LN a)) W.
+
+    A score depends on its position and bit alone, so without dropout numerator and denominator of the softmax mixture
+    are linear in b: two tables of size (n, heads, attn + 1) serve all inputs. A bias of the keys would cancel.
+    """
+
+    tokens: Float[Array, "3 emb"]
+    positions: Float[Array, "n1 emb"]
+    norm: LayerNorm
+    query: Affine
+    key: Float[Array, "emb heads attn"]
+    value: Affine
+    out: Affine
+    mlp_norm: LayerNorm
+    mlp_in: Affine
+    mlp_out: Affine
+    last_norm: LayerNorm
+    output: Float[Array, "emb outputs"]
+    masks: Buffer
+    dropout: float = eqx.field(static=True)
+    embedding_dropout: float = eqx.field(static=True)
+
+    def _head(self, query: Float[Array, "*batch heads attn"]) -> Float[Array, "*batch heads emb"]:
+        """Each head's query carried through the key matrix: its product with a normed row is the score."""
+        return jnp.einsum("...ha,eha->...he", query, self.key) / math.sqrt(self.key.shape[-1])
+
+    def _scores(self) -> tuple[Array, Array, Array, Array]:
+        """Scores (2, heads, n) of either bit and (heads,) of [CLS], the normed rows (2, n, emb) and [CLS]'s (emb,)."""
+        bits = self.norm(self.tokens[:2, None] + self.positions[:-1])
+        last = self.norm(self.tokens[2] + self.positions[-1])
+        head = self._head(self.query(last))
+        return jnp.einsum("he,vne->vhn", head, bits), head @ last, bits, last
+
+    def _values(self, bits: Float[Array, "2 n emb"]) -> Float[Array, "2 heads n attn"]:
+        return jnp.einsum("vne,eha->vhna", bits, self.value.weight) + self.value.bias[:, None]
+
+    def attention(self, x: Float[Array, " n"]) -> Float[Array, "heads n1"]:
+        """Attention weights of [CLS] over (positions, [CLS]) for each head."""
+        scores, own, _, _ = self._scores()
+        chosen = jnp.where(x > 0.5, scores[1], scores[0])
+        return jax.nn.softmax(jnp.concatenate([chosen, own[:, None]], axis=1), axis=1)
+
+    def _read(self, row: Array, mixed: Float[Array, "*batch heads attn"], masks: Sequence[Any] = (1.0, 1.0)) -> Array:
+        """From the [CLS] row and what the heads bring it to the outputs; masks drop out the residual branches."""
+        row = row + masks[0] * self.out(mixed.reshape(*mixed.shape[:-2], -1))
+        row = row + masks[1] * self.mlp_out(jax.nn.gelu(self.mlp_in(self.mlp_norm(row))))
+        return self.last_norm(row) @ self.output
+
+    def __call__(self, x: Float[Array, " n"]) -> Float[Array, " outputs"]:
+        scores, own, bits, last = self._scores()
+        top = jnp.maximum(scores.max(axis=(0, 2)), own)
+        weight = jnp.exp(LARGEST + jnp.maximum(scores - top[:, None], -SCORE_RANGE))[..., None]
+        own_weight = jnp.exp(LARGEST + jnp.maximum(own - top, -SCORE_RANGE))[:, None]
+        both = jnp.concatenate([weight * self._values(bits), weight], axis=-1)
+        both = both.transpose(0, 2, 1, 3).reshape(2, len(x), -1)
+        # Each bit picks from its own table: a difference of the two would cancel where one score dwarfs the other.
+        sums = (x @ both[1] + (1 - x) @ both[0]).reshape(len(own_weight), -1)
+        mixed = (sums[:, :-1] + own_weight * self.value(last)) / (sums[:, -1:] + own_weight)
+        return self._read(self.tokens[2] + self.positions[-1], mixed)
+
+    def batch(self, x: Float[Array, "batch n"], key: PRNGKeyArray) -> tuple[Array, "BitTransformer"]:
+        """Outputs with dropout on embeddings, attention weights and both residual branches."""
+        # The masks depend on the initialisation too: a restart on the same data has its own.
+        keys = jax.random.split(jax.random.fold_in(key, self.masks.value))
+        size, (_, heads, _) = len(x), self.key.shape
+        n1, emb = self.positions.shape
+        attending, *residual = dropout_masks(keys[0], self.dropout, (heads, size, n1), (size, emb), (size, emb))
+        if self.embedding_dropout:
+            body = jnp.where(x[..., None] > 0.5, self.tokens[1], self.tokens[0]) + self.positions[:-1]
+            row = jnp.broadcast_to(self.tokens[2] + self.positions[-1], (size, 1, emb))
+            (mask,) = dropout_masks(keys[1], self.embedding_dropout, (size, n1, emb))
+            rows = jnp.concatenate([body, row], axis=1) * mask
+            normed, row = self.norm(rows), rows[:, -1]
+            scores = jnp.einsum("bhe,bne->hbn", self._head(self.query(normed[:, -1])), normed)
+            weights = attending * jax.nn.softmax(scores, axis=-1)
+            mixed = jnp.einsum("bhe,eha->bha", jnp.einsum("hbn,bne->bhe", weights, normed), self.value.weight)
+            mixed = mixed + weights.sum(axis=-1).T[..., None] * self.value.bias
+        else:
+            row = self.tokens[2] + self.positions[-1]
+            table, own, bits, last = self._scores()
+            chosen = jnp.where(x > 0.5, table[1, :, None], table[0, :, None])
+            own = jnp.broadcast_to(own[:, None, None], (heads, size, 1))
+            weights = attending * jax.nn.softmax(jnp.concatenate([chosen, own], axis=2), axis=-1)
+            body, values = weights[..., :-1], self._values(bits)
+            mixed = jnp.einsum("hbn,hna->bha", body * x, values[1]) + weights[..., -1].T[..., None] * self.value(last)
+            mixed = mixed + jnp.einsum("hbn,hna->bha", body * (1 - x), values[0])
+        return self._read(row, mixed, residual), self
+
+
+class OneLayerTransformer(Architecture):
+    """GPT-style weights: matrices and embeddings N(0, `scale`²), biases 0, layer norms the identity."""
+
+    emb: int = eqx.field(static=True, default=64)
+    heads: int = eqx.field(static=True, default=16)
+    attn: int = eqx.field(static=True, default=4)
+    mlp: int = eqx.field(static=True, default=256)
+    dropout: float = eqx.field(static=True, default=0.1)
+    embedding_dropout: float = eqx.field(static=True, default=0.1)
+    scale: float = 0.02
+
+    def __check_init__(self):
+        width_of(emb=self.emb, heads=self.heads, attn=self.attn, mlp=self.mlp)
+
+    def build(self, task: Task, key: PRNGKeyArray) -> BitTransformer:
+        emb, heads, attn, mlp = self.emb, self.heads, self.attn, self.mlp
+        n1, outputs = task.in_shape[0] + 1, task.outputs
+        normal_key, mask_key = jax.random.split(key)
+        # one draw for all matrices: each would be compiled apart
+        total = emb * (3 + n1 + 4 * heads * attn + 2 * mlp + outputs)
+        pool = self.scale * jax.random.normal(normal_key, (total,))
+        used = 0
+
+        def normal(*shape: int) -> Array:
+            nonlocal used
+            used += math.prod(shape)
+            return pool[used - math.prod(shape) : used].reshape(shape)
+
+        def affine(inputs: int, *outputs: int) -> Affine:
+            return Affine(normal(inputs, *outputs), jnp.zeros(outputs))
+
+        def norm() -> LayerNorm:
+            return LayerNorm(jnp.ones(emb), jnp.zeros(emb))
+
+        return BitTransformer(
+            tokens=normal(3, emb),
+            positions=normal(n1, emb),
+            norm=norm(),
+            query=affine(emb, heads, attn),
+            key=normal(emb, heads, attn),
+            value=affine(emb, heads, attn),
+            out=affine(heads * attn, emb),
+            mlp_norm=norm(),
+            mlp_in=affine(emb, mlp),
+            mlp_out=affine(mlp, emb),
+            last_norm=norm(),
+            output=normal(emb, outputs),
+            masks=Buffer(jax.random.bits(mask_key)),
+            dropout=self.dropout,
+            embedding_dropout=self.embedding_dropout,
+        )
+
+
+def attention_norms(network: Any) -> dict[str, Float[Array, " heads"]]:
+    """Norms of every head in the notation of 003 §4.4: W_QK = W_Q W_Kᵀ/√k and W_V W_C, spectral and (2,1).
+
+    ‖M‖_{2,1} sums the 2-norms of columns. Biases and layer norms are not part of the analysed head.
+    """
+    product = jnp.einsum("eha,fha->hef", network.query.weight, network.key) / math.sqrt(network.key.shape[-1])
+    emb, heads, attn = network.value.weight.shape
+    through = jnp.einsum("eha,haf->hef", network.value.weight, network.out.weight.reshape(heads, attn, emb))
+    return {
+        "qk": jnp.linalg.norm(product, 2, axis=(1, 2)),
+        "qk_21": jnp.linalg.norm(product, axis=2).sum(axis=1),  # of the transpose: columns of W_QKᵀ are rows here
+        "value": jnp.linalg.norm(through, 2, axis=(1, 2)),
+        "value_21": jnp.linalg.norm(through, axis=1).sum(axis=1),
+    }
