@@ -17,4 +17,6 @@ system = System(
 
 from krogh.systems.pareto_frontiers import (  # noqa: E402, F401
     frontier,
+    one_step,
+    theory,
 )
