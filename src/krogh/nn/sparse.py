@@ -17,7 +17,7 @@ from krogh.tasks.base import Task
 
 
 def hot_rows(
-    key: PRNGKeyArray, n: int, width: int, s: float | Array, first: Array | tuple[int, ...] = ()
+    key: PRNGKeyArray, n: int, width: int, s: float | Array, first: np.ndarray | tuple[int, ...] = ()
 ) -> Float[Array, "n width"]:
     """A random s-hot vector for every neuron: 1 on a uniform s-subset of the n inputs, 0 elsewhere, stored (n, width).
 

@@ -2,7 +2,7 @@
 
 The target is y = chi_[k](x), S = the first k coordinates. A neuron relu(w.x + b) has ones on s coordinates, its support
 S'; outside it is 0 (over-sparse, s > k, s odd, k even) or eps < 1/(n-s) (under-sparse, s < k, both even, n odd). Biases
-are too small to change which inputs it fires on. G_i = E[chi_S(x) x_i 1[w.x + b > 0]]; the hinge gradient at f = 0 is -u G.
+are too small to change which inputs it fires on. G_i = E[chi_S(x) x_i 1[w.x + b > 0]]; dL/dw = -u G for hinge at f = 0.
 """
 
 import math
@@ -45,8 +45,8 @@ def relevant_bound(s: int, k: int) -> float:
 
 
 def over_sparse_gradient(support: Float[np.ndarray, "neurons n"], k: int) -> Float[np.ndarray, "neurons n"]:
-    """G of neurons with s ones, s odd (003 Lemmas C.3, C.4): C on S and c on the rest of the support where this contains
-    S; C on the one coordinate of S that it misses; 0 where it misses more."""
+    """G of neurons with s ones, s odd (003 Lemmas C.3, C.4): C on S and c on the rest of the support where this
+    contains S; C on the one coordinate of S that it misses; 0 where it misses more."""
     s = int(support[0].sum())
     inside = np.arange(support.shape[1]) < k
     missing = k - support[:, :k].sum(axis=1, keepdims=True)
@@ -122,8 +122,10 @@ def under_biases(k: int, eps: float) -> tuple[float, ...]:
     return tuple(sign * eps * (2 * j - 1) / (2 * k) for j in range(1, k // 2 + 1) for sign in (-1, 1))
 
 
-def readout(k: int, biases: tuple[float, ...]) -> tuple[Float[np.ndarray, "values features"], Float[np.ndarray, " values"]]:
-    """Features (1, relu(t/2k + b), relu(-t/2k + b))_b of t = sum_{i in S} x_i = -k, -k+2, .., k, and chi_S at these t."""
+def readout(
+    k: int, biases: tuple[float, ...]
+) -> tuple[Float[np.ndarray, "values features"], Float[np.ndarray, " values"]]:
+    """Features (1, relu(t/2k + b), relu(-t/2k + b))_b of t = sum_{i in S} x_i = -k, -k+2, .., k, and chi_S at t."""
     t = np.arange(-k, k + 1, 2)
     drive = t[:, None] / (2 * k)
     b = np.asarray(biases)
@@ -131,7 +133,9 @@ def readout(k: int, biases: tuple[float, ...]) -> tuple[Float[np.ndarray, "value
     return features, (-1.0) ** ((k - t) // 2)
 
 
-def query_correlations(gradients: Float[np.ndarray, "points parameters"], k: int) -> Float[np.ndarray, "subsets parameters"]:
+def query_correlations(
+    gradients: Float[np.ndarray, "points parameters"], k: int
+) -> Float[np.ndarray, "subsets parameters"]:
     """E_x[chi_S(x) dh/dtheta_i]^2 for all |S| = k, from the gradients on `boolean.cube(n)`; over S they average to at
     most max (dh/dtheta_i)^2 / C(n,k) (Parseval, 003 Lemma C.1)."""
     spectrum = walsh_hadamard(gradients)

@@ -7,8 +7,8 @@ system = System(
     number=15,
     title="Pareto frontiers: data, width, time and luck in offline sparse parity",
     question=(
-        "A parity of k bits is learnt statistically from about k log n examples, but gradient descent must pay some n^k "
-        "for it: how far can it pay in width, in examples, in steps or in restarts, and do sparse first layers make "
+        "A parity of k bits can be learnt from about k log n examples, but gradient descent must pay some n^k for it: "
+        "how far can it pay in width, in examples, in steps or in restarts, and do sparse first layers make "
         "the price lower, on parities and on tables?"
     ),
     source="003 chapter 6, appendix C",
@@ -17,6 +17,8 @@ system = System(
 
 from krogh.systems.pareto_frontiers import (  # noqa: E402, F401
     frontier,
+    lottery,
     one_step,
+    tables,
     theory,
 )

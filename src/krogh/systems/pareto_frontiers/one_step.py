@@ -39,7 +39,7 @@ class Identify:
 
 
 def first_step(s: int, k: int, m: int) -> Stage:
-    """W <- -eta grad_W of the hinge loss on m examples, eta = 1/(2k|C_{k,s}|): the initial weights vanish (A2, step 1)."""
+    """W <- -eta grad_W of the hinge loss on m examples, eta = 1/(2k|C_{k,s}|); the initial weights vanish."""
     eta = 1 / (2 * k * abs(tickets.relevant(s, k)))
     return Stage(SGD(lr=eta, batch=None, samples=m, weight_decay=1.0, decay="direct"), 1, trains=("weights",))
 
@@ -75,8 +75,8 @@ def identify(s: Identify) -> xr.Dataset:
 
 @identify.claim(
     "15.7",
-    "n = 50, k = 2, good neurons after one step on m samples: the share whose two largest |w| are S is >= .95 for s = 9 "
-    "and <= .3 for s = 25 at m = 1000, and >= .95 for both at m = 3000",
+    "n = 50, k = 2, good neurons after one step on m samples: the share whose two largest |w| are S is >= .95 for "
+    "s = 9 and <= .3 for s = 25 at m = 1000, and >= .95 for both at m = 3000",
     source="Thm 6.4",
 )
 def sparser_needs_less(ds: xr.Dataset):
@@ -154,8 +154,8 @@ def two_stages(s: TwoStages) -> xr.Dataset:
     "n = 50, k = 2, s = 9, 25: with the printed offset 1/16 the two-stage algorithm stays below 95 % accuracy at these "
     "sizes; with the offset 0.9 it ends higher",
     source="Thm 6.4, trap T11",
-    finding="The term c on the rest of the support, of size (k-1)/(2k sqrt(s-k)), blurs kinks that lie 1/(32k) from the "
-    "values of the sum; the theorem's s >= c/eps^2 is far off at n = 50.",
+    finding="The term c on the rest of the support, of size (k-1)/(2k sqrt(s-k)), blurs kinks that lie 1/(32k) from "
+    "the values of the sum; the theorem's s >= c/eps^2 is far off at n = 50.",
 )
 def offset_blurs(ds: xr.Dataset):
     final = ds.accuracy.isel(step=-1)
@@ -175,7 +175,12 @@ def plot_two_stages(ds: xr.Dataset):
             curve = ds.accuracy.sel(s=t, offset=offset).isel(step=slice(1, None))
             curve_with_spread(ax, curve, label=f"offset {offset:.3g}", color=colour)
         reported(ax, 1, "Theorem 6.4, s large")
-        ax.set(xscale="log", xlabel="step", title=f"s = {t}, n = {ds.attrs['n']}, k = {ds.attrs['k']}", ylim=(0.45, 1.02))
+        ax.set(
+            xscale="log",
+            xlabel="step",
+            title=f"s = {t}, (n, k) = ({ds.attrs['n']}, {ds.attrs['k']})",
+            ylim=(0.45, 1.02),
+        )
     axes[0, 0].set_ylabel("test accuracy")
     axes[0, 0].legend()
     return fig
@@ -247,11 +252,11 @@ def under_sparse_step(s: UnderSparse) -> xr.Dataset:
 @under_sparse_step.claim(
     "15.9",
     "n = 15, s = 2, k = 4, eps = 1e-3, exact gradient: all 24 good neurons of the right sign end with w_S within a "
-    "relative eps of eps/2k and |w| off S = eps^2/2k (printed: eps^2/k), and a least-squares readout of them classifies "
-    "all inputs",
+    "relative eps of eps/2k and |w| off S = eps^2/2k (printed: eps^2/k), and a least-squares readout of them "
+    "classifies all inputs",
     source="Thm 6.5, Thm C.16, traps T4, T5, T7",
-    finding="Off S the weight is eps^2/2k, half of what is printed; at eps = 1/26, just inside eps < 1/(n-s), the readout "
-    "is no longer perfect.",
+    finding="Off S the weight is eps^2/2k, half of what is printed; at eps = 1/26, just inside eps < 1/(n-s), the "
+    "readout is no longer perfect.",
 )
 def under_sparse_works(ds: xr.Dataset):
     cell = ds.isel(eps=0)
@@ -270,9 +275,13 @@ def plot_under_sparse_step(ds: xr.Dataset):
     for eps, colour in zip(ds.eps.values, COLOURS, strict=False):
         cell = ds.sel(eps=eps)
         size = np.concatenate([cell.inside.values[0], cell.outside.values[0] * eps])
-        ax.semilogy(np.arange(len(size)) + 1, abs(size), "o", color=colour, label=f"ε = {eps:.3g}: {float(cell.accuracy):.1%}")
+        ax.semilogy(
+            np.arange(len(size)) + 1, abs(size), "o", color=colour, label=f"ε = {eps:.3g}: {float(cell.accuracy):.1%}"
+        )
         theory(ax, [ds.attrs["k"] + 1, len(size)], [eps, eps], None)
     theory(ax, [1, ds.attrs["k"]], [1, 1], "ε/2k on S, ε²/2k off S")
-    ax.set(xlabel="coordinate", ylabel="weight after the step / (ε/2k)", title="One good neuron; accuracy of the readout")
+    ax.set(
+        xlabel="coordinate", ylabel="weight after the step / (ε/2k)", title="One good neuron; accuracy of the readout"
+    )
     ax.legend()
     return fig

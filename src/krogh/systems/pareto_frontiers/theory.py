@@ -179,7 +179,7 @@ def under_sparse(s: Gradients) -> xr.Dataset:
     "(n,s,k) = (13,2,4), (15,2,6), (15,4,6): the enumerated gradient equals 1/2 Half_s Maj_{n-s} (1e-10) for every "
     "support; for good neurons the ratio on S minus S' to off S is (n-k)/(k-s-1), not the printed (n-s)/(k-s-1)",
     source="Lemmas C.13-C.15, proof of Thm C.16, trap T4",
-    finding="The printed ratio (n-s)/(k-s-1) is off by s < k in its numerator: enumerated 9, 3, 9, printed 11, 4.33, 11.",
+    finding="The printed ratio (n-s)/(k-s-1) has s for k: enumerated 9, 3, 9; printed 11, 4.33, 11.",
 )
 def under_sparse_closed(ds: xr.Dataset):
     return all_of(
@@ -216,7 +216,7 @@ def plot_under_sparse(ds: xr.Dataset):
     return _bars(ds, "inside S")
 
 
-# ------------------------------------------------------------------------------------------- Lemma C.2, frontier exponents
+# ------------------------------------------------------------------------------------------- Lemma C.2, exponents
 
 
 @dataclass(frozen=True)
@@ -352,7 +352,9 @@ class Readout:
     ks: tuple[int, ...] = (2, 4, 6, 8)
 
 
-@system.experiment("lemma-C.6", "The readout of good neurons, with k/2 biases and as printed", presets={"quick": Readout()})
+@system.experiment(
+    "lemma-C.6", "The readout of good neurons, with k/2 biases and as printed", presets={"quick": Readout()}
+)
 def readout(s: Readout) -> xr.Dataset:
     rank, residual, norm = np.zeros((3, len(s.ks), 2))
     for row, k in enumerate(s.ks):
@@ -442,7 +444,11 @@ def queries(s: Queries) -> xr.Dataset:
         largest[seed] = best.mean()
     parameters = gradients.shape[1]
     return xr.Dataset(
-        {"mean_square": (("seed", "step"), mean_square), "largest": ("seed", largest), "slope": (("seed", "step"), slope)},
+        {
+            "mean_square": (("seed", "step"), mean_square),
+            "largest": ("seed", largest),
+            "slope": (("seed", "step"), slope),
+        },
         coords={"step": np.arange(s.steps)},
         attrs={
             "subsets": math.comb(s.n, s.k),
@@ -481,6 +487,8 @@ def plot_queries(ds: xr.Dataset):
     theory(ax, ds.step, np.full(ds.sizes["step"], 1 / ds.attrs["subsets"]), "Lemma C.1: 1/C(n,k)")
     bound = ds.attrs["parameters"] * ds.attrs["steps"] / ds.attrs["subsets"]
     ax.plot([], [], " ", label=f"mean of the largest: {float(ds.largest.mean()):.2g} (bound {bound:.3g})")
-    ax.set(yscale="log", xlabel="target-free step", ylabel="squared correlation", title="What a gradient says of $\\chi_S$")
+    ax.set(
+        yscale="log", xlabel="target-free step", ylabel="squared correlation", title="What a gradient says of $\\chi_S$"
+    )
     ax.legend()
     return fig
