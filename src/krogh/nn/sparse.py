@@ -44,7 +44,8 @@ class SparseRows(Architecture):
         layered = isinstance(network.weights, tuple)
         dense = network.weights[0] if layered else network.weights
         # The next free number: the architectures count their layers' keys up from 0.
-        hot = hot_rows(jr.fold_in(key, 2**16), *dense.shape, self.s)
+        n, width = dense.shape
+        hot = hot_rows(jr.fold_in(key, 2**16), n, width, self.s)
         where = (lambda net: net.weights[0]) if layered else (lambda net: net.weights)
         return eqx.tree_at(where, network, jnp.where(self.s > 0, hot, dense))
 
@@ -93,7 +94,7 @@ class Ticket(Architecture):
     ticket: float | Array = 0.0
 
     def build(self, task: Task, key: PRNGKeyArray) -> eqx.Module:
-        arrays, rest = eqx.partition(self.networks, eqx.is_array)
+        arrays, rest = eqx.partition(self.networks, lambda leaf: isinstance(leaf, jax.Array | np.ndarray))
         which = jnp.asarray(self.ticket).astype(jnp.int32)
         return eqx.combine(jax.tree.map(lambda a: jnp.asarray(a)[which], arrays), rest)
 
@@ -101,7 +102,7 @@ class Ticket(Architecture):
 def keep_neurons(network: TwoLayer, neurons: np.ndarray) -> TwoLayer:
     """The subnetworks of these neurons; `network` and `neurons` carry a leading replica axis."""
 
-    def pick(array: Array) -> np.ndarray:
+    def pick(array: Any) -> np.ndarray:
         index = neurons[:, None, :] if array.ndim == 3 else neurons
         return np.take_along_axis(np.asarray(array), index, axis=-1)
 

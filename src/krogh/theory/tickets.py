@@ -67,7 +67,8 @@ def under_sparse_gradient(support: Float[np.ndarray, "neurons n"], k: int) -> Fl
         flipped[i] = not flipped[i]
         within = support[:, flipped].sum(axis=1).astype(int)
         outside = flipped.sum() - within
-        out[:, i] = [half(s, a) * majority.coefficient(n - s, b) / 2 for a, b in zip(within, outside, strict=True)]
+        parts = zip(within.tolist(), outside.tolist(), strict=True)
+        out[:, i] = [half(s, a) * majority.coefficient(n - s, b) / 2 for a, b in parts]
     return out
 
 

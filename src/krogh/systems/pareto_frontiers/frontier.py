@@ -141,37 +141,50 @@ def groks(ds: xr.Dataset, s: int = 0):
     )
 
 
-def claim_grid(experiment: Any, where: str, presets: tuple[str, ...] | None = None, sparse: bool = True) -> None:
-    """Claims 10-13 on one experiment's grid."""
-    source = "Fig 6.1, Fig C.1, §C.3.1"
-    experiment.claim(
-        "15.10",
-        f"{where}: the smallest m with >= 50 % success does not grow with width, for either initialisation, and some m "
-        "has <= 10 % success at the smallest width and >= 90 % at the largest",
-        source=f"{source}, finding 1",
-        presets=presets,
-    )(frontier_moves)
-    experiment.claim(
-        "15.11",
-        f"{where}: between adjacent widths at equal m success never drops by more than two binomial standard errors",
-        source=f"{source}, finding 2",
-        presets=presets,
-    )(never_worse)
-    if sparse:
-        experiment.claim(
-            "15.12",
-            f"{where}: at widths >= 1000 2-sparse rows succeed at least as often summed over m, more often at the "
-            "smallest m at which they succeed in half the runs, and with no larger median time at any m",
-            source=f"{source}, finding 3",
-            presets=presets,
-        )(sparse_helps)
-    experiment.claim(
-        "15.13",
-        f"{where}: at the smallest m with >= 90 % success (dense, largest width) the median time is >= 2x that at "
-        ">= 10x the data, and in >= 50 % of these runs the sample is fitted before the test error drops",
-        source=f"{source}, Fig 6.2 right, finding 4",
-        presets=presets,
-    )(groks)
+def more_data_hurts(ds: xr.Dataset):
+    """Claim 14: the largest fall of success from a smaller to a larger sample, over widths and initialisations."""
+    share = ds.success.mean("seed").transpose("m", ...).values
+    return at_least(float((np.maximum.accumulate(share) - share).max()), 0.3)
+
+
+GRID_CLAIMS = {
+    "15.10": (
+        "the smallest m with >= 50 % success does not grow with width, for either initialisation, and some m has "
+        "<= 10 % success at the smallest width and >= 90 % at the largest",
+        "finding 1",
+        frontier_moves,
+    ),
+    "15.11": (
+        "between adjacent widths at equal m success never drops by more than two binomial standard errors",
+        "finding 2",
+        never_worse,
+    ),
+    "15.12": (
+        "at widths >= 1000 2-sparse rows succeed at least as often summed over m, more often at the smallest m at "
+        "which they succeed in half the runs, and with no larger median time at any m",
+        "finding 3",
+        sparse_helps,
+    ),
+    "15.13": (
+        "at the smallest m with >= 90 % success (dense, largest width) the median time is >= 2x that at >= 10x the "
+        "data, and in >= 50 % of these runs the sample is fitted before the test error drops",
+        "finding 4",
+        groks,
+    ),
+    "15.14": (
+        "at some width and some m1 < m2 success falls by >= 0.3 as the data grow",
+        "finding 4; it depends on the weight decay",
+        more_data_hurts,
+    ),
+}
+
+
+def claim_grid(experiment: Any, where: str, ids: tuple[str, ...], presets: tuple[str, ...] | None = None) -> None:
+    """These claims on one experiment's grid."""
+    for id in ids:
+        statement, finding, predicate = GRID_CLAIMS[id]
+        source = f"§C.3.1, {finding}"
+        experiment.claim(id, f"{where}: {statement}", source=source, presets=presets)(predicate)
 
 
 # ------------------------------------------------------------------------------------------- figures
@@ -252,7 +265,7 @@ def slices(ds: xr.Dataset):
 # ------------------------------------------------------------------------------------------- Figure 6.1
 
 
-@system.experiment(
+figure_6_1 = system.experiment(
     "fig-6.1",
     "More data or a larger network: the success frontier and its training curves",
     presets={
@@ -261,12 +274,15 @@ def slices(ds: xr.Dataset):
         # (n, k) of the printed panel are not stated.
         "paper": Grid(n=50, samples=PAPER_SAMPLES, widths=PAPER_WIDTHS, steps=100_000, test=10_000, seeds=50),
     },
+)(grid)
+
+
+claim_grid(
+    figure_6_1,
+    "(n,k) = (30,3), T = 2e4 (paper: (50,3), T = 1e5)",
+    ("15.10", "15.11", "15.12", "15.13"),
 )
-def figure_6_1(s: Grid) -> xr.Dataset:
-    return grid(s)
-
-
-claim_grid(figure_6_1, "(n,k) = (30,3), T = 2e4 (paper: (50,3), T = 1e5)")
+claim_grid(figure_6_1, "(n,k) = (50,3), T = 1e5", ("15.14",), presets=("paper",))
 
 
 @figure_6_1.claim(
@@ -285,3 +301,65 @@ def width_buys_luck(ds: xr.Dataset):
 
 for plot in (success_map, training_curves):
     figure_6_1.figure(plot)
+
+
+# ------------------------------------------------------------------------------------------- Figure 6.2
+
+
+figure_6_2 = system.experiment(
+    "fig-6.2",
+    "Near the statistical limit: width and sparse rows against luck, data and time",
+    presets={
+        "smoke": SMOKE,
+        "quick": Grid(samples=(300, 350, 400, 450, 500, 600, 800, 6000), widths=(10, 30, 100)),
+        "paper": Grid(
+            n=50,
+            samples=(
+                200,
+                300,
+                400,
+                500,
+                600,
+                700,
+                800,
+                900,
+                1000,
+                1200,
+                1500,
+                2000,
+                3000,
+                6000,
+                10_000,
+                30_000,
+                100_000,
+            ),
+            widths=PAPER_WIDTHS,
+            steps=100_000,
+            test=10_000,
+            seeds=50,
+        ),
+    },
+)(grid)
+
+
+claim_grid(figure_6_2, "(n,k) = (30,3), widths 10 to 100 (paper: (50,3), to 1e4)", ("15.11", "15.13"))
+claim_grid(figure_6_2, "(n,k) = (50,3), T = 1e5", ("15.12", "15.14"), presets=("paper",))
+figure_6_2.figure(slices)
+
+
+# ------------------------------------------------------------------------------------------- Figure C.1
+
+
+# k = 3, dense and 2-sparse; other n and k by --set, and parts of a grid by --set widths=… and --set samples=….
+for n in (50, 100, 200):
+    panel = system.experiment(
+        f"fig-C.1-n{n}",
+        f"All samples and widths at n = {n}, k = 3",
+        presets={
+            "smoke": SMOKE,
+            "paper": Grid(n=n, samples=PAPER_SAMPLES, widths=PAPER_WIDTHS, steps=100_000, test=10_000, seeds=50),
+        },
+    )(grid)
+    claim_grid(panel, f"(n,k) = ({n},3), T = 1e5", tuple(GRID_CLAIMS), presets=("paper",))
+    panel.figure(success_map)
+    panel.figure(slices)

@@ -218,7 +218,7 @@ def tables(s: Tables) -> xr.Dataset:
 SMOKE = Tables(widths=(4, 8), epochs=2, trees=(5,), fractions=(0.005, 0.01), test=200, seeds=2)
 
 
-@system.experiment(
+figure_6_3 = system.experiment(
     "fig-6.3",
     "Width and sparse rows on a real table, down-sampled",
     presets={
@@ -234,9 +234,7 @@ SMOKE = Tables(widths=(4, 8), epochs=2, trees=(5,), fractions=(0.005, 0.01), tes
         ),
     },
     stand_in=STAND_IN,
-)
-def figure_6_3(s: Tables) -> xr.Dataset:
-    return tables(s)
+)(tables)
 
 
 @figure_6_3.claim(
@@ -260,7 +258,7 @@ def plot_figure_6_3(ds: xr.Dataset):
     return error_curves(ds, "set", "fraction")
 
 
-@system.experiment(
+table_c2 = system.experiment(
     "table-C.2",
     "Best network against best random forest on tables (with the curves of Fig C.3)",
     presets={
@@ -277,9 +275,7 @@ def plot_figure_6_3(ds: xr.Dataset):
         ),
     },
     stand_in=STAND_IN,
-)
-def table_c2(s: Tables) -> xr.Dataset:
-    return tables(s)
+)(tables)
 
 
 @table_c2.figure
