@@ -18,6 +18,7 @@ from krogh.nn.mlp import MLP
 from krogh.nn.sparse import SparseRows
 from krogh.probes.offline import accuracy_in_parts, sample_accuracy
 from krogh.systems.pareto_frontiers import system
+from krogh.systems.pareto_frontiers.times import first_time
 from krogh.tasks.offline import OfflineParity
 from krogh.theory.limits import samples_needed, statistical_query_cost
 from krogh.train import SGD, Reach, spec, sweep
@@ -66,10 +67,9 @@ def grid(s: Grid) -> xr.Dataset:
         networks=False,
     )
     data = sweep(cells, m=s.samples, s=s.sparsities, width=s.widths).data
-    fits = data.sample_accuracy == 1
     data = data.assign(
         success=data.status == "reached",
-        fitted=xr.where(fits.any("step"), data.step[fits.argmax("step")], INF),
+        fitted=first_time(data.sample_accuracy, 1.0),
     )
     kept = ["accuracy", "sample_accuracy", "success", "reached", "fitted", "steps_used"]
     limits = {"least_samples": samples_needed(s.n, s.k), "query_cost": statistical_query_cost(s.n, s.k)}
