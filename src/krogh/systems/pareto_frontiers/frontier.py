@@ -210,7 +210,7 @@ def success_map(ds: xr.Dataset):
         ax.set_xticks(range(columns), [size_name(m) for m in ds.m.values], rotation=60)
         ax.set_yticks(range(rows), [str(r) for r in ds.width.values])
         title = f"{LABEL.get(int(s), f'{s:g}-sparse')}: n = {ds.attrs['n']}, k = {ds.attrs['k']}"
-        ax.set(xlabel="samples m", title=f"{title}; % of {ds.sizes['seed']} runs")
+        ax.set(xlabel="samples m", title=f"{title}\n% of {ds.sizes['seed']} runs, ✓ all")
     axes[0, 0].set_ylabel("width r")
     return fig
 

@@ -131,7 +131,7 @@ def plot_lottery(ds: xr.Dataset):
     fig, axes = new_figure(4, size=(9.6, 2.4), sharey=True)
     panels = [(f"width {ds.attrs['width']}", ds.full_step, ds.full_error, ds.full_reached)]
     for kind in ds.kind.values:
-        cell = ds.sel(kind=kind).stack(run=("ticket", "seed")).transpose("run", "step")
+        cell = ds[["error", "reached"]].sel(kind=kind).stack(run=("ticket", "seed")).transpose("run", "step")
         panels.append((f"{ds.attrs['kept']} {kind}", ds.step, cell.error, cell.reached))
     for ax, (title, steps, error, time), colour in zip(axes, panels, COLOURS, strict=False):
         share = float(np.isfinite(time).mean())
