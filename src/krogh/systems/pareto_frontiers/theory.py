@@ -469,7 +469,7 @@ def _gradients(network: TwoLayer, x: Float[Array, "points n"]) -> Float[Array, "
     "n = 12, k = 4, 20 target-free steps: averaged over all S, every parameter's squared correlation with chi_S is at "
     "most 1/C(n,k), and the largest over parameters and steps at most rT/C(n,k); r counts parameters",
     source="Prop. 6.3, Lemma C.1, trap T12",
-    finding="The union bound is loose: rT/C(n,k) is 3.4 for these 85 parameters, the mean of the largest square 1.6e-5.",
+    finding="The union bound is loose: rT/C(n,k) is 3.4 for these 85 parameters, the mean largest square 1.6e-5.",
 )
 def queries_bounded(ds: xr.Dataset):
     one = 1 / ds.attrs["subsets"]
