@@ -351,15 +351,15 @@ figure_6_2.figure(slices)
 
 
 # k = 3, dense and 2-sparse; other n and k by --set, and parts of a grid by --set widths=… and --set samples=….
-for n in (50, 100, 200):
+for bits in (50, 100, 200):
     panel = system.experiment(
-        f"fig-C.1-n{n}",
-        f"All samples and widths at n = {n}, k = 3",
+        f"fig-C.1-n{bits}",
+        f"All samples and widths at n = {bits}, k = 3",
         presets={
             "smoke": SMOKE,
-            "paper": Grid(n=n, samples=PAPER_SAMPLES, widths=PAPER_WIDTHS, steps=100_000, test=10_000, seeds=50),
+            "paper": Grid(n=bits, samples=PAPER_SAMPLES, widths=PAPER_WIDTHS, steps=100_000, test=10_000, seeds=50),
         },
     )(grid)
-    claim_grid(panel, f"(n,k) = ({n},3), T = 1e5", tuple(GRID_CLAIMS), presets=("paper",))
+    claim_grid(panel, f"(n,k) = ({bits},3), T = 1e5", tuple(GRID_CLAIMS), presets=("paper",))
     panel.figure(success_map)
     panel.figure(slices)
