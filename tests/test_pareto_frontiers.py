@@ -1,5 +1,6 @@
 """Facts about offline parities, sparse first layers, the theory of tickets and the tables."""
 
+import dataclasses
 import itertools
 
 import equinox as eqx
@@ -16,7 +17,7 @@ from krogh.errors import InputError
 from krogh.nn.sparse import PairedTickets, SparseRows, Ticket, hot_rows, keep_neurons
 from krogh.probes.offline import accuracy_in_parts, sample_accuracy
 from krogh.systems.pareto_frontiers.frontier import feasible_from
-from krogh.systems.pareto_frontiers.one_step import first_step
+from krogh.systems.pareto_frontiers.one_step import first_step, rate
 from krogh.systems.pareto_frontiers.published import TABLE_C1, TABLE_C2
 from krogh.systems.pareto_frontiers.theory import supports
 from krogh.tasks import Batch, Task
@@ -217,15 +218,14 @@ def test_query_correlations_sum_to_the_gradients_power():
 def test_the_first_step_is_the_closed_form_in_the_limit_of_all_inputs():
     n, s, k = 9, 5, 2
     task = kr.tasks.SparseParity(n, k)
-    network = PairedTickets(20, s, tickets.over_biases(k))
-    stage = first_step(s, k, 4)
-    everything = kr.Stage(
-        kr.SGD(lr=stage.learner.lr, batch=None, samples="all", weight_decay=1.0, decay="direct"), 1, ("weights",)
-    )
+    network = PairedTickets(20, float(s), tickets.over_biases(k))
+    # all 2^n inputs in place of a sample
+    learner = dataclasses.replace(first_step(rate(s, k), 4).learner, samples="all")
+    everything = kr.Stage(learner, 1, trains=("weights",))
     run = kr.train(task, network, everything, seeds=1, snapshots=[0])
     start, end = run.network(step=0), run.network()
     expected = tickets.over_sparse_gradient(np.asarray(start.weights.T, float), k) * np.asarray(start.output)[:, None]
-    expected /= 2 * k * abs(tickets.relevant(s, k))
+    expected *= rate(s, k)
     np.testing.assert_allclose(end.weights.T, expected, atol=1e-5)
 
 

@@ -58,7 +58,7 @@ class PairedTickets(Architecture):
     """
 
     width: int = eqx.field(static=True)
-    s: int = eqx.field(static=True)
+    s: float | Array
     biases: tuple[float, ...] = eqx.field(static=True)
     background: float = 0.0
     good: bool = eqx.field(static=True, default=False)

@@ -36,7 +36,7 @@ class Grid:
 
     n: int = 30
     k: int = 3
-    samples: tuple[float, ...] = (400, 500, 600, 1000, 6000)
+    samples: tuple[float, ...] = (300, 400, 500, 1000, 6000)
     widths: tuple[int, ...] = (10, 100, 1000)
     sparsities: tuple[int, ...] = (0, 2)
     lr: float = 0.1
