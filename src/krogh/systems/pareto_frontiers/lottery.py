@@ -42,8 +42,8 @@ class Lottery:
     full_steps: int = 20_000
     steps: int = 20_000
     every: int = 250
-    nets: int = 24
-    seeds: int = 8
+    nets: int = 96
+    seeds: int = 4
     offset: int = 100
 
 
@@ -72,7 +72,7 @@ def _run(s: Lottery, network: Any, steps: int, seeds: Iterable[int], until: Reac
     presets={
         "smoke": Lottery(n=10, k=3, width=20, full_steps=500, steps=1000, every=100, nets=2, seeds=3),
         "quick": Lottery(),
-        "paper": Lottery(n=50, k=5, full_steps=1_000_000, steps=1_000_000, every=1000, seeds=16),
+        "paper": Lottery(n=50, k=5, full_steps=1_000_000, steps=1_000_000, every=1000, nets=64, seeds=8),
     },
 )
 def lottery(s: Lottery) -> xr.Dataset:
