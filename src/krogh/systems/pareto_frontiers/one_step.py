@@ -84,8 +84,8 @@ def identify(s: Identify) -> xr.Dataset:
     "s = 9 and <= .3 for s = 25 at m = 1000, and >= .95 for both at m = 3000",
     source="Thm 6.4",
     finding="At s = 25, m = 1000 the share is .72 over 16 samples, not <= .3: neurons share their sample, so that one "
-    "sample gives anything from .10 to 1.00, and the reference .06 was one. That sparser tickets need less stands: at m = 300 "
-    "the share is .85, .53, .27, .15 for s = 5, 9, 15, 25.",
+    "sample gives anything from .10 to 1.00, and the reference .06 was one sample. That sparser tickets need less "
+    "stands: at m = 300 the share is .85, .53, .27, .15 for s = 5, 9, 15, 25.",
 )
 def sparser_needs_less(ds: xr.Dataset):
     share = ds.relevant_on_top
