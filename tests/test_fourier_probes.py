@@ -11,7 +11,7 @@ from krogh.errors import InputError
 from krogh.nn.activations import OfDegree, sinusoid
 from krogh.probes.fourier import correlation_gradient, fourier_gap, fourier_gap_exact
 from krogh.systems.hidden_progress.depth import AnotherLayer, FirstLayer
-from krogh.systems.hidden_progress.times import at_time, first_time
+from krogh.lab.times import at_time, first_time
 from krogh.theory.fourier_gap import population_gradient, relaxed_gap, step
 
 

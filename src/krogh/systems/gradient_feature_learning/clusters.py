@@ -15,7 +15,6 @@ from krogh.systems.gradient_feature_learning import system
 from krogh.systems.gradient_feature_learning.learning import (
     hinge,
     one_step,
-    over_seeds,
     random_features,
     test_accuracy,
     xor_threshold,
@@ -23,6 +22,7 @@ from krogh.systems.gradient_feature_learning.learning import (
 from krogh.tasks.mixtures import GaussianMixture, orthogonal_mixture, xor_mixture
 from krogh.theory.feature_guarantees import mixture_family
 from krogh.theory.gradient_features import cosines, mixture_gradient, mixture_network, sampled_gradient, xor_bayes
+from krogh.train.seeds import over_seeds
 
 # --- Lemma 3.17 ---
 

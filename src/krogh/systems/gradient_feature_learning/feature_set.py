@@ -16,7 +16,6 @@ from krogh.systems.gradient_feature_learning import system
 from krogh.systems.gradient_feature_learning.learning import (
     hidden,
     hinge,
-    over_seeds,
     parity_threshold,
     xor_threshold,
 )
@@ -38,6 +37,7 @@ from krogh.theory.gradient_features import (
     projected_normal,
     quadratic_gradient,
 )
+from krogh.train.seeds import over_seeds
 
 # --- GF-1 ---
 

@@ -13,10 +13,11 @@ from krogh.lab import every
 from krogh.lab.figures import curve_with_spread, new_figure, theory
 from krogh.nn.symmetric import SymmetricReLU
 from krogh.systems.gradient_feature_learning import system
-from krogh.systems.gradient_feature_learning.learning import hidden, one_step, over_seeds, xor_threshold
+from krogh.systems.gradient_feature_learning.learning import hidden, one_step, xor_threshold
 from krogh.tasks.mixtures import xor_mixture
 from krogh.theory.feature_guarantees import frozen_layer_bound
 from krogh.theory.gradient_features import rademacher_bound, smoothness
+from krogh.train.seeds import over_seeds
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,11 @@ from krogh.lab import all_of, at_least, at_most, equals, every
 from krogh.lab.figures import new_figure, theory
 from krogh.nn.symmetric import neurons, relu_network
 from krogh.systems.gradient_feature_learning import system
-from krogh.systems.gradient_feature_learning.learning import one_step, over_seeds, with_ridge_head
+from krogh.systems.gradient_feature_learning.learning import one_step, with_ridge_head
 from krogh.systems.gradient_feature_learning.problems import problems
 from krogh.theory.feature_guarantees import MainTheorem
 from krogh.theory.gradient_features import hits, sampled_gradient, spread, tail_ratio
+from krogh.train.seeds import over_seeds
 
 # --- GF-8 ---
 

@@ -2,12 +2,10 @@
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import jax.random as jr
-import numpy as np
 from jaxtyping import Array, Float
 
 from krogh.nn.fixed_features import ridge_head
@@ -18,16 +16,6 @@ from krogh.tasks.base import Batch, Task
 from krogh.theory.gradient_features import rescaled, spread, symmetric_step
 
 RIDGE = 1e-3
-
-
-def over_seeds(measure: Callable[[Array], Any], seeds: int, double: bool = False, at_once: int | None = None) -> Any:
-    """`measure(key)` for every seed in one compiled program, the seed axis first; `double` for float64.
-
-    A seed's memory is that of its data set, so seeds follow each other unless `at_once` are asked for.
-    """
-    with jax.enable_x64(double):
-        run = jax.jit(lambda seeds: jax.lax.map(lambda seed: measure(jr.key(seed)), seeds, batch_size=at_once))
-        return jax.tree.map(np.asarray, run(jnp.arange(seeds)))
 
 
 def hidden(network: TwoLayer) -> Callable[[Float[Array, "n d"]], Float[Array, "n width"]]:

@@ -13,10 +13,11 @@ from krogh.lab import all_of, at_least, at_most
 from krogh.lab.figures import COLOURS, new_figure, theory
 from krogh.nn.symmetric import SymmetricReLU, neurons
 from krogh.systems.gradient_feature_learning import system
-from krogh.systems.gradient_feature_learning.learning import hinge, one_step, over_seeds, test_accuracy
+from krogh.systems.gradient_feature_learning.learning import hinge, one_step, test_accuracy
 from krogh.tasks.mixtures import LinearMargin, xor_mixture
 from krogh.theory.gradient_features import cosines, linear_gradient, linear_network, sampled_gradient
 from krogh.train import SGD, Stage, train
+from krogh.train.seeds import over_seeds
 
 # --- Equation 3.9, Lemmas B.70 and B.71 ---
 

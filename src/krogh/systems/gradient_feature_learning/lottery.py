@@ -19,7 +19,6 @@ from krogh.systems.gradient_feature_learning import system
 from krogh.systems.gradient_feature_learning.learning import (
     hidden,
     one_step,
-    over_seeds,
     parity_threshold,
     random_features,
     subnetwork,
@@ -30,6 +29,7 @@ from krogh.tasks.base import Batch
 from krogh.tasks.block_parity import BlockParity
 from krogh.tasks.mixtures import xor_mixture
 from krogh.theory.gradient_features import cosines
+from krogh.train.seeds import over_seeds
 
 
 @dataclass(frozen=True)

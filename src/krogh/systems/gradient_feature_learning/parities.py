@@ -18,7 +18,6 @@ from krogh.systems.gradient_feature_learning import system
 from krogh.systems.gradient_feature_learning.learning import (
     hinge,
     one_step,
-    over_seeds,
     parity_threshold,
     random_features,
     test_accuracy,
@@ -27,6 +26,7 @@ from krogh.tasks.block_parity import BlockParity
 from krogh.theory.dictionary import threshold_ceiling
 from krogh.theory.gradient_features import bump_network, cosines, sampled_gradient
 from krogh.train import Adam, Stage, train
+from krogh.train.seeds import over_seeds
 
 Case = tuple[int, int, int, float, float]
 CASES: tuple[Case, ...] = ((60, 1, 5, 0.25, 0.5), (60, 3, 5, 0.1, 0.25), (60, 3, 3, 0.1, 0.1))

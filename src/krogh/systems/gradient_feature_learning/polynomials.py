@@ -11,10 +11,11 @@ from krogh.lab import all_of, at_least, at_most
 from krogh.lab.figures import COLOURS, curve_with_spread, new_figure, theory
 from krogh.nn.symmetric import relu_network
 from krogh.systems.gradient_feature_learning import system
-from krogh.systems.gradient_feature_learning.learning import over_seeds, random_features, with_ridge_head
+from krogh.systems.gradient_feature_learning.learning import random_features, with_ridge_head
 from krogh.tasks.base import Batch
 from krogh.tasks.multi_index import CUBIC, QUADRATIC, MultiIndex
 from krogh.theory.gradient_features import quadratic_gradient, sampled_gradient, spread
+from krogh.train.seeds import over_seeds
 
 TARGETS = {"quadratic": QUADRATIC, "cubic": CUBIC}
 

@@ -15,13 +15,14 @@ from krogh.lab.figures import COLOURS, curve_with_spread, new_figure, theory
 from krogh.lab.statistics import power_law
 from krogh.nn.symmetric import relu_network
 from krogh.systems.gradient_feature_learning import system
-from krogh.systems.gradient_feature_learning.learning import over_seeds, random_features, test_accuracy
+from krogh.systems.gradient_feature_learning.learning import random_features, test_accuracy
 from krogh.tasks.parity import SparseParity
 from krogh.theory import one_step
 from krogh.theory.feature_guarantees import concentration
 from krogh.theory.fourier_gap import population_gradient, sign_neuron_gradient, step
 from krogh.theory.gradient_features import cosines, sampled_cosine, sign_neuron
 from krogh.theory.majority import coefficient
+from krogh.train.seeds import over_seeds
 
 # --- Lemma B.64 ---
 

@@ -12,10 +12,11 @@ from krogh.lab import all_of, at_least
 from krogh.lab.figures import COLOURS, curve_with_spread, new_figure
 from krogh.probes.basic import accuracy
 from krogh.systems.gradient_feature_learning import system
-from krogh.systems.gradient_feature_learning.learning import one_step, over_seeds, random_features, test_accuracy
+from krogh.systems.gradient_feature_learning.learning import one_step, random_features, test_accuracy
 from krogh.systems.gradient_feature_learning.problems import problems
 from krogh.theory.gradient_features import rescaled
 from krogh.train import SGD, Stage, train
+from krogh.train.seeds import over_seeds
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,11 @@ import xarray as xr
 
 from krogh.lab import all_of, every, share_at_least
 from krogh.lab.figures import COLOURS, new_figure, reported
+from krogh.lab.times import first_time
 from krogh.nn.transformer import ParityTransformer
 from krogh.probes.basic import accuracy, hinge_error
 from krogh.systems.hidden_progress import system
 from krogh.systems.hidden_progress.configurations import Configuration, configurations, parity_run
-from krogh.systems.hidden_progress.times import first_time
 from krogh.train import sweep
 
 Case = tuple[str, int, int, int, float, int, int]

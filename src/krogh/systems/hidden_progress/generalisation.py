@@ -7,10 +7,10 @@ import xarray as xr
 
 from krogh.lab import all_of, at_least, at_most, every, share_at_least
 from krogh.lab.figures import COLOURS, curve_with_spread, new_figure
+from krogh.lab.times import first_time
 from krogh.nn.mlp import MLP
 from krogh.probes.basic import accuracy, train_accuracy
 from krogh.systems.hidden_progress import system
-from krogh.systems.hidden_progress.times import first_time
 from krogh.tasks.parity import SparseParity
 from krogh.theory.limits import samples_needed
 from krogh.train import SGD, Reach, spec, sweep

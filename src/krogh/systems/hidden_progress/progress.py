@@ -8,6 +8,7 @@ import xarray as xr
 from krogh.lab import all_of, at_least, share_at_least
 from krogh.lab.figures import COLOURS, curve_with_spread, new_figure
 from krogh.lab.statistics import icc
+from krogh.lab.times import at_time, first_time
 from krogh.nn.activations import OfDegree, sinusoid
 from krogh.nn.mlp import MLP
 from krogh.nn.polynet import PolyNet
@@ -15,7 +16,6 @@ from krogh.probes.basic import accuracy, hinge_error
 from krogh.probes.features import coordinate_movement, relevant_on_top, weight_movement, weights
 from krogh.probes.fourier import fourier_gap_exact
 from krogh.systems.hidden_progress import system
-from krogh.systems.hidden_progress.times import at_time, first_time
 from krogh.tasks.parity import LabelNoise, SparseParity
 from krogh.theory import majority
 from krogh.train import SGD, Reach, spec, sweep, train

@@ -14,12 +14,12 @@ from jaxtyping import Array, Float
 from krogh.lab import all_of, at_most, every, share_at_least
 from krogh.lab.figures import COLOURS, curve_with_spread, new_figure
 from krogh.lab.statistics import percentile
+from krogh.lab.times import first_time
 from krogh.nn.fixed_features import ridge_head
 from krogh.nn.mlp import MLP, TwoLayer
 from krogh.probes.basic import accuracy, correct
 from krogh.systems.hidden_progress import system
 from krogh.systems.hidden_progress.configurations import configurations, parity_run
-from krogh.systems.hidden_progress.times import first_time
 from krogh.tasks.parity import SparseParity
 from krogh.theory.limits import RandomSearch
 from krogh.train import SGD, Reach, sweep, train

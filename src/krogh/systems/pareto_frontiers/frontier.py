@@ -14,11 +14,11 @@ import xarray as xr
 from krogh.lab import all_of, at_least, every, share_at_least, share_at_most
 from krogh.lab.figures import COLOURS, new_figure
 from krogh.lab.statistics import percentile, wilson
+from krogh.lab.times import first_time
 from krogh.nn.mlp import MLP
 from krogh.nn.sparse import SparseRows
 from krogh.probes.offline import accuracy_in_parts, sample_accuracy
 from krogh.systems.pareto_frontiers import system
-from krogh.systems.pareto_frontiers.times import first_time
 from krogh.tasks.offline import OfflineParity
 from krogh.theory.limits import samples_needed, statistical_query_cost
 from krogh.train import SGD, Reach, spec, sweep

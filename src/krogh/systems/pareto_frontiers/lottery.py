@@ -13,12 +13,12 @@ import xarray as xr
 from krogh.lab import all_of, at_least, at_most, every, share_at_least
 from krogh.lab.figures import COLOURS, new_figure, reported
 from krogh.lab.statistics import percentile
+from krogh.lab.times import first_time
 from krogh.nn.fixed_features import ridge_head
 from krogh.nn.mlp import MLP
 from krogh.nn.sparse import SparseRows, Ticket, keep_neurons
 from krogh.probes.basic import accuracy, correct
 from krogh.systems.pareto_frontiers import system
-from krogh.systems.pareto_frontiers.times import first_time
 from krogh.tasks.parity import SparseParity
 from krogh.train import SGD, Reach, Run, spec, sweep, train
 

@@ -18,7 +18,6 @@ from krogh.systems.pattern_dictionary import system
 from krogh.systems.pattern_dictionary.recipe import (
     Setting,
     method,
-    over_seeds,
     replica,
     train_accuracy,
     two_steps,
@@ -35,6 +34,7 @@ from krogh.theory.dictionary import (
 )
 from krogh.theory.fixed_features import correlations
 from krogh.train.learners import Adam
+from krogh.train.seeds import over_seeds
 from krogh.train.sweep import spec, sweep, train
 
 # --- Theorem 2.2 ---
@@ -246,8 +246,8 @@ class Online(Setting):
     },
 )
 def online(s: Online) -> xr.Dataset:
-    def measure(seed):
-        r = replica(s, seed)
+    def measure(key):
+        r = replica(s, key)
         two = two_steps(s, r)[1]
         comparator = ridge_head(two.hidden, r.train.x, r.train.y).output
 
@@ -260,10 +260,10 @@ def online(s: Online) -> xr.Dataset:
             value, grad = jax.value_and_grad(loss)(a, batch)
             return a - s.online_lr * grad, (value, loss(comparator, batch), jnp.linalg.norm(grad))
 
-        _, logged = jax.lax.scan(step, two.output, jr.split(jr.fold_in(jr.key(seed), 7), s.steps))
+        _, logged = jax.lax.scan(step, two.output, jr.split(jr.fold_in(key, 7), s.steps))
         return (*logged, jnp.linalg.norm(two.output), jnp.linalg.norm(comparator))
 
-    losses, compared, norms, start, end = over_seeds(measure, s.seeds)
+    losses, compared, norms, start, end = over_seeds(measure, s.seeds, double=True)
     sides = [
         online_convex(losses[i], compared[i], norms[i], s.online_lr, float(start[i]), float(end[i]))
         for i in range(s.seeds)

@@ -14,7 +14,6 @@ from krogh.nn.truncated import PairedTruncated
 from krogh.probes.basic import correct
 from krogh.probes.dictionary import feature_cosines
 from krogh.systems.pattern_dictionary import system
-from krogh.systems.pattern_dictionary.recipe import over_seeds
 from krogh.tasks.dictionary import ParityDictionary, max_coherence
 from krogh.theory.dictionary import (
     constructions,
@@ -25,6 +24,7 @@ from krogh.theory.dictionary import (
     schedule,
     second_step,
 )
+from krogh.train.seeds import over_seeds
 
 
 @dataclass(frozen=True)
@@ -57,11 +57,11 @@ def grid(s: General, measure) -> xr.Dataset:
     for coherence in s.coherences:
         for noise in s.noises:
 
-            def one(seed, coherence=coherence, noise=noise):
-                world, rest = jr.split(jr.key(seed))
+            def one(key, coherence=coherence, noise=noise):
+                world, rest = jr.split(key)
                 return measure(s.task(coherence, noise).instance(world), rest)
 
-            columns.append(over_seeds(one, s.seeds))
+            columns.append(over_seeds(one, s.seeds, double=True))
     shape = (len(s.coherences), len(s.noises), s.seeds)
     stacked = {name: np.stack([c[name] for c in columns]).reshape(shape) for name in columns[0]}
     dims = ("coherence", "noise", "seed")

@@ -14,9 +14,10 @@ from krogh.nn.truncated import PairedTruncated
 from krogh.probes.clusters import plane
 from krogh.probes.dictionary import feature_cosines
 from krogh.systems.pattern_dictionary import system
-from krogh.systems.pattern_dictionary.recipe import Setting, off_span_norm, over_seeds, replica, two_steps
+from krogh.systems.pattern_dictionary.recipe import Setting, off_span_norm, replica, two_steps
 from krogh.tasks.dictionary import LookupDictionary
 from krogh.theory.dictionary import KEPT, first_step, second_step
+from krogh.train.seeds import over_seeds
 
 STAGES = ("initialisation", "one step", "two steps")
 SMOKE = Setting(D=40, m=20, n=2000, test=100, seeds=2, ambient=60)
@@ -28,10 +29,10 @@ def weight_maps(s: Setting) -> xr.Dataset:
     """
     off = s.off_span
 
-    def measure(seed):
-        r = replica(s, seed)
+    def measure(key):
+        r = replica(s, key)
         one, two = two_steps(s, r)
-        key = jr.fold_in(jr.key(seed), 9)
+        key = jr.fold_in(key, 9)
         outside = jr.normal(key, (off, s.m)) / s.k
         outside = jnp.concatenate([outside, outside], axis=1)
         kept = s.first_lr(s.task()) * KEPT[s.reading]
@@ -41,7 +42,7 @@ def weight_maps(s: Setting) -> xr.Dataset:
         ]
         return jnp.stack(layers), jnp.concatenate([r.task.feature, jnp.zeros(off)])
 
-    layers, feature = (a[0] for a in over_seeds(measure, 1))
+    layers, feature = (a[0] for a in over_seeds(measure, 1, double=True))
     return _maps(layers, feature)
 
 
@@ -102,19 +103,17 @@ def parity_maps(s: Readings) -> xr.Dataset:
     base = s.plain()
     maps = xr.concat([weight_maps(replace(base, reading=r)) for r in readings], xr.Variable("reading", readings))
 
-    def measure(seed):
-        r = replica(base, seed)
+    def measure(key):
+        r = replica(base, key)
         out = {}
         for reading in readings:
             one = first_step(r.start, r.train.x, r.train.y, 1e-3, s.sigma_xi, KEPT[reading])
             for d in s.dimensions:
-                outside = off_span_norm(
-                    jr.fold_in(jr.key(seed), d), d - s.D, 1e-3 * KEPT[reading] / s.k, one.bias.shape
-                )
+                outside = off_span_norm(jr.fold_in(key, d), d - s.D, 1e-3 * KEPT[reading] / s.k, one.bias.shape)
                 out[reading, d] = jnp.max(feature_cosines(one, r.task, outside))
         return list(out.values())
 
-    values = np.stack(over_seeds(measure, s.seeds)).reshape(len(readings), len(s.dimensions), s.seeds)
+    values = np.stack(over_seeds(measure, s.seeds, double=True)).reshape(len(readings), len(s.dimensions), s.seeds)
     return maps.assign(one_step=(("reading", "d", "seed"), values)).assign_coords(d=list(s.dimensions))
 
 

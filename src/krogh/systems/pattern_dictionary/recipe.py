@@ -1,6 +1,5 @@
 """The two aggressive steps, the classifier on top and the six methods of the tables (000 §2.3, A.7.1)."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
@@ -21,6 +20,7 @@ from krogh.tasks.base import Batch
 from krogh.tasks.dictionary import IntervalDictionary, ParityDictionary, PatternDictionary
 from krogh.theory.dictionary import KEPT, class_weights, first_step, schedule, second_step
 from krogh.train.learners import SGD, Adam, Stage
+from krogh.train.seeds import over_seeds
 from krogh.train.sweep import spec, sweep
 
 LEARNERS = ("network", "tangent", "random")
@@ -214,8 +214,8 @@ class Replica(eqx.Module):
     start: TruncatedNetwork
 
 
-def replica(s: Setting, seed: Array, structure: float = 1.0) -> Replica:
-    init, world, data, test = jr.split(jr.key(seed), 4)
+def replica(s: Setting, key: Array, structure: float = 1.0) -> Replica:
+    init, world, data, test = jr.split(key, 4)
     task = s.task(structure).instance(world)
     return Replica(task, task.sample(data, s.n), task.sample(test, s.test), PairedTruncated(m=s.m).build(task, init))
 
@@ -233,32 +233,18 @@ def head_accuracy(network: TruncatedNetwork, r: Replica) -> tuple[Float[Array, "
     return tuple(jnp.mean(correct(head(network.hidden(b.x)), b.y)) for b in (r.train, r.test))  # type: ignore[return-value]
 
 
-def over_seeds(measure: Callable[..., Any], seeds: int, *arrays: Any) -> Any:
-    """`measure(seed, *row)` for every seed and every row of the arrays, in float64 and one compiled program.
-
-    The leaves get the axes (row, seed), or (seed,) without arrays.
-    """
-    with jax.enable_x64(True):
-        rows = len(arrays[0]) if arrays else 1
-        seed = jnp.tile(jnp.arange(seeds), rows)
-        grid = [jnp.repeat(jnp.asarray(a, jnp.float64), seeds) for a in arrays]
-        out = jax.jit(lambda *columns: jax.lax.map(lambda row: measure(*row), columns))(seed, *grid)
-        shape = (rows, seeds) if arrays else (seeds,)
-        return jax.tree.map(lambda a: np.asarray(a).reshape(*shape, *a.shape[1:]), out)
-
-
 def least_squares(s: Setting, structure: float = 1.0) -> xr.Dataset:
     """Accuracy of the least-squares head on the random, one-step and two-step features over (learner, seed)."""
 
-    def measure(seed):
-        r = replica(s, seed, structure)
+    def measure(key):
+        r = replica(s, key, structure)
         one, two = two_steps(s, r)
         return {
             name: head_accuracy(network, r)
             for name, network in (("random", r.start), ("one step", one), ("two steps", two))
         }
 
-    out = over_seeds(measure, s.seeds)
+    out = over_seeds(measure, s.seeds, double=True)
     return xr.Dataset(
         {
             name: (("learner", "seed"), np.stack([out[method][i] for method in out]))

@@ -9,7 +9,7 @@ import xarray as xr
 from krogh.lab import all_of, at_least, at_most, between, every
 from krogh.probes.dictionary import feature_cosines, pattern_components, unmet_margin
 from krogh.systems.pattern_dictionary import system
-from krogh.systems.pattern_dictionary.recipe import Setting, head_accuracy, over_seeds, replica, two_steps
+from krogh.systems.pattern_dictionary.recipe import Setting, head_accuracy, replica, two_steps
 from krogh.theory.dictionary import (
     activation_probability,
     first_step_error,
@@ -19,6 +19,7 @@ from krogh.theory.dictionary import (
     second_step_error,
     threshold_ceiling,
 )
+from krogh.train.seeds import over_seeds
 
 SMOKE = Setting(D=40, m=40, n=4000, test=1000, seeds=2)
 
@@ -32,8 +33,8 @@ SMOKE = Setting(D=40, m=40, n=4000, test=1000, seeds=2)
     presets={"smoke": SMOKE, "quick": Setting(seeds=3), "paper": Setting(d=500)},
 )
 def first_gradient(s: Setting) -> xr.Dataset:
-    def measure(seed):
-        r = replica(s, seed)
+    def measure(key):
+        r = replica(s, key)
         T = pattern_components(gradient(r.start, r.train.x, r.train.y, s.sigma_xi).weights, r.start.output, r.task)
         z = r.train.x[:10_000] @ r.start.weights + r.start.bias
         phi = r.task.project(r.train.x.T)
@@ -45,7 +46,7 @@ def first_gradient(s: Setting) -> xr.Dataset:
             "label_correlation": jnp.mean(r.train.y * phi[: s.k]),
         }
 
-    out = over_seeds(measure, s.seeds)
+    out = over_seeds(measure, s.seeds, double=True)
     task = s.task()
     sigma, phi_variance = float(task.variance) ** 0.5, 0.25 / float(task.variance)
     error = first_step_error(s.k, s.D, s.m, 0.5, 0.05)
@@ -114,8 +115,8 @@ def directions(s: Directions) -> xr.Dataset:
     def at(n: int) -> xr.Dataset:
         setting = s.plain(n=n)
 
-        def measure(seed):
-            r = replica(setting, seed)
+        def measure(key):
+            r = replica(setting, key)
             one, two = two_steps(setting, r)
             first = pattern_components(-one.weights, r.start.output, r.task)
             second = pattern_components(-two.weights, one.output, r.task)
@@ -137,7 +138,7 @@ def directions(s: Directions) -> xr.Dataset:
                 "r2": 1 - residual,
             }
 
-        out = over_seeds(measure, s.seeds)
+        out = over_seeds(measure, s.seeds, double=True)
         dims = {2: ("seed", "neuron"), 1: ("seed",)}
         ds = xr.Dataset({name: (dims[values.ndim], values) for name, values in out.items()})
         task = setting.task()
@@ -229,8 +230,8 @@ class Rates(Setting):
     },
 )
 def first_rate(s: Rates) -> xr.Dataset:
-    def measure(seed, lr):
-        r = replica(s, seed)
+    def measure(key, lr):
+        r = replica(s, key)
         one, two = two_steps(s, r, lr)
         return {
             "one": head_accuracy(one, r)[1],
@@ -239,7 +240,7 @@ def first_rate(s: Rates) -> xr.Dataset:
             "cos_one": jnp.min(jnp.abs(feature_cosines(one, r.task))),
         }
 
-    out = over_seeds(measure, s.seeds, s.rates)
+    out = over_seeds(measure, s.seeds, s.rates, double=True)
     return xr.Dataset(
         {name: (("lr", "seed"), values) for name, values in out.items()},
         coords={"lr": list(s.rates), "seed": np.arange(s.seeds)},
