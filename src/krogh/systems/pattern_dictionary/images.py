@@ -74,7 +74,7 @@ def presets(data: str, seeds: int = 8) -> dict[str, Clusters]:
     return {
         "smoke": Clusters(data, steps=50, seeds=2),
         "quick": Clusters(data, seeds=seeds),
-        "paper": Clusters(data, seeds=128),
+        "paper": Clusters(data, seeds=512),
     }
 
 
@@ -82,7 +82,7 @@ mnist = system.experiment(
     "fig-2.3", "MNIST 0/1: the weights gather into two clusters (also Fig A.13)", presets("mnist", seeds=64)
 )(clusters)
 cifar = system.experiment(
-    "fig-A.14", "CIFAR-10 airplane/automobile: the weights gather into two clusters", presets("cifar-10", seeds=64)
+    "fig-A.14", "CIFAR-10 airplane/automobile: the weights gather into two clusters", presets("cifar-10")
 )(clusters)
 fashion = system.experiment(
     "fig-A.15",
@@ -91,12 +91,16 @@ fashion = system.experiment(
     stand_in="Fashion-MNIST 0/1 for SVHN 0/1",
 )(clusters)
 
-for experiment, figure in ((mnist, "Fig 2.3"), (cifar, "Fig A.14")):
+# On CIFAR-10 the share is so close to one half that a verdict needs hundreds of replicas.
+for experiment, figure, judged_at in (
+    (mnist, "Fig 2.3", ("quick", "paper")),
+    (cifar, "Fig A.14", ("paper",)),
+):
     experiment.claim(
         figure,
         "By the end the best number of clusters (silhouette, 2 to 6) is two in most replicas",
         source=figure,
-        presets=("quick", "paper"),
+        presets=judged_at,
         finding=(
             "Two dense clusters form in opposite directions, but some neurons stay scattered between them, and the "
             "silhouette then counts these as clusters of their own."

@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
+import equinox as eqx
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
@@ -94,8 +95,8 @@ class Readings(Setting):
     "Weights at initialisation, after one and after two steps, wiped or kept in step 1 (= Fig A.2)",
     presets={
         "smoke": Readings(D=40, m=20, n=2000, test=100, dimensions=(40, 100), seeds=2),
-        "quick": Readings(seeds=64),
-        "paper": Readings(seeds=64),
+        "quick": Readings(seeds=160),
+        "paper": Readings(seeds=512),
     },
 )
 def parity_maps(s: Readings) -> xr.Dataset:
@@ -104,12 +105,13 @@ def parity_maps(s: Readings) -> xr.Dataset:
     maps = xr.concat([weight_maps(replace(base, reading=r)) for r in readings], xr.Variable("reading", readings))
 
     def measure(key):
-        r = replica(base, key)
+        r, lr = replica(base, key), 1e-3
+        wiped = first_step(r.start, r.train.x, r.train.y, lr, s.sigma_xi)
         out = {}
         for reading in readings:
-            one = first_step(r.start, r.train.x, r.train.y, 1e-3, s.sigma_xi, KEPT[reading])
+            one = eqx.tree_at(lambda n: n.weights, wiped, wiped.weights + lr * KEPT[reading] * r.start.weights)
             for d in s.dimensions:
-                outside = off_span_norm(jr.fold_in(key, d), d - s.D, 1e-3 * KEPT[reading] / s.k, one.bias.shape)
+                outside = off_span_norm(jr.fold_in(key, d), d - s.D, lr * KEPT[reading] / s.k, one.bias.shape)
                 out[reading, d] = jnp.max(feature_cosines(one, r.task, outside))
         return list(out.values())
 
