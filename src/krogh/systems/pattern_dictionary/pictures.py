@@ -3,8 +3,8 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
-import jax
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
