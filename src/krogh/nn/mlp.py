@@ -1,5 +1,7 @@
 """Two-layer and deep fully connected networks."""
 
+from collections.abc import Callable
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -45,7 +47,7 @@ class MLP(Architecture):
 
     width: int = eqx.field(static=True)
     activation: str | Activation | OfDegree = eqx.field(static=True, default="relu")
-    init: str = eqx.field(static=True, default="uniform")
+    init: str | Callable[..., Array] = eqx.field(static=True, default="uniform")
     bias: bool = eqx.field(static=True, default=True)
     head: bool = eqx.field(static=True, default=True)
     output_bias: bool = eqx.field(static=True, default=True)
@@ -92,7 +94,7 @@ class DeepMLP(Architecture):
 
     widths: tuple[int, ...] = eqx.field(static=True)
     activation: str | Activation | OfDegree = eqx.field(static=True, default="relu")
-    init: str = eqx.field(static=True, default="uniform")
+    init: str | Callable[..., Array] = eqx.field(static=True, default="uniform")
 
     def __check_init__(self):
         width_of(**{f"widths[{i}]": width for i, width in enumerate(self.widths)})
