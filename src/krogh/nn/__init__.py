@@ -4,6 +4,7 @@ from krogh.nn import activations
 from krogh.nn.base import Architecture, Buffer
 from krogh.nn.mlp import MLP, DeepMLP
 from krogh.nn.polynet import DisjointPolyNet, PolyNet
+from krogh.nn.tables import Lookup
 from krogh.nn.transformer import ParityTransformer
 
 __all__ = [
@@ -12,6 +13,7 @@ __all__ = [
     "Buffer",
     "DeepMLP",
     "DisjointPolyNet",
+    "Lookup",
     "ParityTransformer",
     "PolyNet",
     "activations",
