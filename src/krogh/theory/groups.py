@@ -1,7 +1,7 @@
 """Finite groups, their classes, characters and real irreducible representations, computed (003 §7.6.1, §D.8)."""
 
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise, permutations, product
@@ -27,7 +27,7 @@ def check_table(table: Int[np.ndarray, "n n"]) -> None:
         a, b = outside[0]
         raise InputError(f"the product {a}·{b} is {table[a, b]}, which is not one of the elements 0 to {n - 1}")
     everyone = np.arange(n)
-    left, right = (table == everyone).all(axis=1), (table.T == everyone).all(axis=1)
+    left, right = (table == everyone).all(axis=1), (table == everyone[:, None]).all(axis=0)
     units = np.flatnonzero(left & right)
     if not len(units):
         one_sided = np.flatnonzero(left | right)
@@ -119,7 +119,7 @@ class Group:
 
 
 def from_generators(
-    generators: Sequence[Hashable], multiply: Callable[[Any, Any], Hashable] | None = None, name: str = "G"
+    generators: Sequence[Any], multiply: Callable[[Any, Any], Any] | None = None, name: str = "G"
 ) -> Group:
     """The group that some elements generate: permutations as tuples, or anything with a `multiply`.
 
@@ -129,7 +129,7 @@ def from_generators(
         raise InputError("a group needs at least one generator")
     if multiply is None:
         for g in generators:
-            if not isinstance(g, tuple) or sorted(g) != list(range(len(g))) or len(g) != len(generators[0]):  # type: ignore[arg-type]
+            if not isinstance(g, tuple) or sorted(g) != list(range(len(g))) or len(g) != len(generators[0]):
                 raise InputError(f"a permutation is a tuple of 0 to n − 1 in some order, all of one length; got {g!r}")
         multiply = compose
     elements = dict.fromkeys(generators)
@@ -214,6 +214,17 @@ def quaternion() -> Group:
     listed = [(s, i) for s, i in product((1, -1), range(4))]
     table = np.array([[listed.index(multiply(a, b)) for b in listed] for a in listed])
     return Group(table, "Q_8")
+
+
+def named(name: str) -> Group:
+    """A group by its name: Z_n, S_n, A_n, D_n or Q_8."""
+    kinds = {"Z": cyclic, "S": symmetric, "A": alternating, "D": dihedral}
+    kind, _, size = name.partition("_")
+    if name == "Q_8":
+        return quaternion()
+    if kind not in kinds or not size.isdigit():
+        raise InputError(f"a group's name is Z_n, S_n, A_n, D_n or Q_8, got {name!r}")
+    return kinds[kind](int(size))
 
 
 class Irrep(NamedTuple):
