@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 from krogh.errors import InputError, check_integer
 
 
-def check_table(table: Int[np.ndarray, "n n"]) -> None:
+def check_table(table: np.ndarray) -> None:
     """Refuse a multiplication table that is not a group's, naming the elements at fault.
 
     Associativity by Light's test: (x g) y = x (g y) for the generators g alone is enough, n² per generator.
@@ -67,7 +67,7 @@ def _generators(table: np.ndarray, identity: int) -> list[int]:
 class Group:
     """A finite group: `table[a, b]` is the number of the product of elements a and b."""
 
-    table: Int[np.ndarray, "n n"]
+    table: np.ndarray
     name: str = "G"
     elements: tuple[Any, ...] = ()
 

@@ -8,7 +8,6 @@ from jaxtyping import Float, Int
 
 from krogh.errors import InputError
 from krogh.nn.activations import power
-from krogh.nn.mlp import TwoLayer
 from krogh.nn.tables import LookupNetwork
 from krogh.theory.groups import Group, character_table
 
@@ -20,8 +19,8 @@ def evaluate(network: LookupNetwork, x: Int[np.ndarray, "points inputs"], at_onc
     parts = []
     for start in range(0, len(x), at_once):
         rows = x[start : start + at_once].T
-        total = sum(np.asarray(table, float)[row] for table, row in zip(network.weights, rows, strict=True))
-        parts.append(network.activation(total) @ np.asarray(network.output, float))  # type: ignore[arg-type]
+        total: Any = sum(np.asarray(table, float)[row] for table, row in zip(network.weights, rows, strict=True))
+        parts.append(network.activation(total) @ np.asarray(network.output, float))
     return np.concatenate(parts)
 
 
@@ -164,10 +163,21 @@ def cyclic_network(p: int) -> LookupNetwork:
     turn = 2 * math.pi * np.outer(np.arange(1, (p - 1) // 2 + 1), np.arange(p)) / p
     waves = np.cos(theta.T[:, None, :, None] + turn[:, None, :]).reshape(3, -1, p)
     waves *= math.sqrt(2 / (3 * p)) * waves.shape[1] ** (-1 / 3)
-    return LookupNetwork(waves[:2].swapaxes(1, 2), waves[2], power(2))  # type: ignore[arg-type]
+    return LookupNetwork(waves[:2].swapaxes(1, 2), waves[2], power(2))
 
 
-def parity_network(n: int, k: int) -> TwoLayer:
+class PowerNetwork(NamedTuple):
+    """f(x) = Σ_i (weights[:, i]·x)^k output[i] in double precision."""
+
+    weights: Float[np.ndarray, "n width"]
+    output: Float[np.ndarray, "width classes"]
+    k: int
+
+    def __call__(self, x: Float[np.ndarray, "points n"]) -> Float[np.ndarray, "points classes"]:
+        return (x @ self.weights) ** self.k @ self.output
+
+
+def parity_network(n: int, k: int) -> PowerNetwork:
     """2^{k−1} neurons, one of each ±σ ∈ {±1}^k, that attain `parity_margin` on every point (003 §D.7).
 
     u_S = σ/√(k+1), w = ∏σ [1, −1]/√(2(k+1)); output 0 is the logit of y = +1. Σ‖ω‖^{k+1} = 1.
@@ -179,7 +189,7 @@ def parity_network(n: int, k: int) -> TwoLayer:
     weights = np.zeros((n, count))
     weights[:k] = scale * signs.T
     output = scale * signs.prod(axis=1)[:, None] * np.array([1, -1]) / math.sqrt(2)
-    return TwoLayer(weights, None, output, None, power(k))  # type: ignore[arg-type]
+    return PowerNetwork(weights, output, k)
 
 
 def group_network(group: Group, shares: Float[np.ndarray, " irreps"] | None = None) -> LookupNetwork:
@@ -201,7 +211,7 @@ def group_network(group: Group, shares: Float[np.ndarray, " irreps"] | None = No
             waves = scale * irrep.matrices[:, rows, columns]
             table += [waves, sign * waves]
     u, v, w = (np.concatenate(table, axis=1) for table in tables)
-    return LookupNetwork(np.stack([u, v]), w.T, power(2))  # type: ignore[arg-type]
+    return LookupNetwork(np.stack([u, v]), w.T, power(2))
 
 
 def memorising_network(table: Int[np.ndarray, "n n"], balanced: bool = True) -> LookupNetwork:
@@ -216,15 +226,15 @@ def memorising_network(table: Int[np.ndarray, "n n"], balanced: bool = True) -> 
     u, v, w = (3**-0.5, 3**-0.5, 3**-0.5) if balanced else (1.0, 1.0, 0.25)
     weights = np.stack([np.concatenate([u * eye[a], u * eye[a]]), np.concatenate([v * eye[b], -v * eye[b]])])
     output = w * eye[np.asarray(table).ravel()]
-    return LookupNetwork(weights.swapaxes(1, 2), np.concatenate([output, -output]), power(2))  # type: ignore[arg-type]
+    return LookupNetwork(weights.swapaxes(1, 2), np.concatenate([output, -output]), power(2))
 
 
 # ------------------------------------------------------------------------------------------- one neuron
 
 
 def spectral_value(
-    u: Float[np.ndarray, "... p"], v: Float[np.ndarray, "... p"], w: Float[np.ndarray, "... p"]
-) -> Float[np.ndarray, "..."]:
+    u: Float[np.ndarray, "*some p"], v: Float[np.ndarray, "*some p"], w: Float[np.ndarray, "*some p"]
+) -> Any:
     """E[ψ'] = 2/((p−1)p²) Σ_{j≠0} û(j) v̂(j) ŵ(−j), uniform q and τ on Z_p (003 §7.4, Lemma D.5)."""
     p = u.shape[-1]
     terms = np.fft.fft(u) * np.fft.fft(v) * np.conj(np.fft.fft(w))
@@ -260,10 +270,10 @@ def wrong_label_weights(group: Group, weights: Float[np.ndarray, " classes"]) ->
 def class_weighted_margin(
     table: Int[np.ndarray, "n n"],
     tau: Float[np.ndarray, "n n"],
-    u: Float[np.ndarray, "... n"],
-    v: Float[np.ndarray, "... n"],
-    w: Float[np.ndarray, "... n"],
-) -> Float[np.ndarray, "..."]:
+    u: Float[np.ndarray, "*some n"],
+    v: Float[np.ndarray, "*some n"],
+    w: Float[np.ndarray, "*some n"],
+) -> Any:
     """E_{a,b}[ψ'(ω)] = E (u_a + v_b)² (w_{ab} − Σ_c τ[ab, c] w_c), by enumeration (003 §7.3.2)."""
     lead = w - w @ tau.T
     return ((u[..., :, None] + v[..., None, :]) ** 2 * lead[..., table]).mean(axis=(-2, -1))

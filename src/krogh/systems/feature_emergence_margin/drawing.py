@@ -74,8 +74,8 @@ def table_figure(columns: list[str], rows: list[list[str]], title: str):
 
 def table_of(ds: xr.Dataset, dim: str, columns: dict[str, tuple[str, str]], title: str):
     """A table with a row per value of `dim`; `columns` gives each variable's heading and format."""
-    frame = ds[list(columns)].to_dataframe()
     rows = [
-        [str(key), *(format(row[name], form) for name, (_, form) in columns.items())] for key, row in frame.iterrows()
+        [str(key), *(format(ds[name].sel({dim: key}).item(), form) for name, (_, form) in columns.items())]
+        for key in ds[dim].values
     ]
     return table_figure([dim, *(heading for heading, _ in columns.values())], rows, title)

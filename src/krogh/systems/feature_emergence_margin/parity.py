@@ -50,8 +50,7 @@ def _run(s: Parity, strength: float, steps: int, every: int) -> Run:
 def constructed(n: int, k: int) -> np.ndarray:
     """Normalised margins of all points in the constructed network."""
     network, x = parity_network(n, k), cube(n).astype(float)
-    outputs = np.asarray(network.activation(x @ np.asarray(network.weights))) @ np.asarray(network.output)
-    return point_margins(outputs, (x[:, :k].prod(axis=1) < 0).astype(int)) / norm_power(network, k + 1)
+    return point_margins(network(x), (x[:, :k].prod(axis=1) < 0).astype(int)) / norm_power(network, k + 1)
 
 
 @system.experiment(
