@@ -119,6 +119,7 @@ def fig_7_5(ds: xr.Dataset):
     size = float(abs(first.top_weights).max())
     axes[0, 0].imshow(first.top_weights.values, cmap="RdBu", vmin=-size, vmax=size, aspect="auto")
     axes[0, 0].set(title="(a) u of the largest neurons, seed 0", xlabel="coordinate", ylabel="neuron, by norm")
+    axes[0, 0].set_yticks(range(ds.sizes["rank"]), range(1, ds.sizes["rank"] + 1))
     margin_curve(axes[0, 1], ds)
     axes[0, 1].set_title(f"(b) ({ds.attrs['n']}, {ds.attrs['k']}) parity, $L_{{2,{ds.attrs['k'] + 1}}}$")
     share = (ds.norms ** (ds.attrs["k"] + 1)).values
