@@ -50,7 +50,7 @@ def small_groups(s: Cases) -> xr.Dataset:
                     "theory": data.attrs["theory"],
                     "formula": balanced_margin(group),
                     "covered": bool(balance(group).max() < 0),
-                    "real": all(r.kind == 1 for r in group.irreps),
+                    "real_type": all(r.kind == 1 for r in group.irreps),
                     "construction": data.attrs["construction"],
                     "upper": data.attrs["upper bound"],
                     "trained": data.margin.isel(step=-1),
@@ -99,6 +99,6 @@ def plot_cases(ds: xr.Dataset):
         numbers = [f"{float(one[key]):.5e}" for key in ("theory", "construction", "upper")]
         spread = f"{mean:.5e} [{low:.5e}, {high:.5e}]"
         share = f"{float(one.pure.mean()):.3f}"
-        flags = ["holds" if one.covered else "fails", "yes" if one.real else "no"]
+        flags = ["holds" if one.covered else "fails", "yes" if one.real_type else "no"]
         rows.append([str(name), *flags, *numbers, spread, f"{mean / float(one.theory):.4f}", share])
     return table_figure(header, rows, f"Maximum margins; {ds.sizes['seed']} trained networks each")
