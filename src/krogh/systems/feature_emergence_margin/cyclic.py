@@ -14,30 +14,27 @@ from krogh.systems.feature_emergence_margin.training import (
     LIVE,
     Training,
     first_neurons,
-    group_of,
     neurons_of,
     profile,
     run_on,
 )
+from krogh.theory.groups import named
 from krogh.theory.margins import (
     balanced_weights,
     certificate,
     cyclic_margin,
     cyclic_network,
 )
+from krogh.train import Run
 
 PAPER = Training("Z_71", width=500, steps=40_000, records=80)
 SMOKE = Training("Z_7", width=30, steps=300, records=6, seeds=2)
 
 
-def _phases(run) -> xr.DataArray:
-    return run.data.phase.isel(step=-1)
-
-
-def _spectrum(run) -> xr.DataArray:
+def _spectrum(run: Run, nu: int) -> xr.DataArray:
     """Power of u by rank, mean over the live neurons of each seed: (seed, rank)."""
     power = np.sort(np.asarray(frequency_power(run.networks.weights[:, 0].swapaxes(1, 2))), axis=-1)[..., ::-1]
-    mass = run.data.neuron_norms.isel(step=-1).values ** 3
+    mass = run.data.neuron_norms.isel(step=-1).values ** nu
     live = mass > LIVE * mass.max(axis=1, keepdims=True)
     return xr.DataArray((power * live[..., None]).sum(axis=1) / live.sum(axis=1)[:, None], dims=("seed", "rank"))
 
@@ -48,16 +45,16 @@ def _spectrum(run) -> xr.DataArray:
     presets={"smoke": SMOKE, "quick": Training(), "paper": PAPER},
 )
 def addition(s: Training) -> xr.Dataset:
-    group = group_of(s)
+    group = named(s.group)
     p = group.order
     found = []
     for activation, nu in (("square", 3), ("relu", 2)):
         run = run_on(group, s, frequencies, activation, nu)
         data = neurons_of(run, "frequency", (p + 1) // 2, nu)
         found.append(
-            data.assign(phase=_phases(run), weights=first_neurons(run), spectrum=_spectrum(run)).merge(
-                profile(run, group, nu)
-            )
+            data.assign(
+                phase=run.data.phase.isel(step=-1), weights=first_neurons(run), spectrum=_spectrum(run, nu)
+            ).merge(profile(run, group, nu))
         )
     bounds = certificate(group, cyclic_network(p), balanced_weights(group))
     attrs = {"p": p, "theory": cyclic_margin(p), "construction": bounds.lower, "upper bound": bounds.upper}
@@ -157,7 +154,7 @@ def fig_7_1ab(ds: xr.Dataset):
     p = ds.attrs["p"]
     figure, axes = new_figure(4, 4, size=(9, 7.2))
     fine = np.linspace(0, p, 400)
-    for half, network in enumerate(ds.network.values):
+    for half, network in enumerate(("relu", "quadratic")):
         one = ds.sel(network=network)
         chosen = np.flatnonzero(one.live.isel(seed=0).sel(moment="end"))[:3]
         for row, neuron in enumerate(chosen):
@@ -171,7 +168,7 @@ def fig_7_1ab(ds: xr.Dataset):
             left.set_ylabel(f"u, neuron {neuron}")
             right.bar(np.arange(len(coefficients)), np.asarray(frequency_power(u)), color=COLOURS[0])
             right.set(ylim=(0, 1.05))
-        axes[0, 2 * half].set_title(f"({'ba'[half]}) {network}, seed 0: weights")
+        axes[0, 2 * half].set_title(f"({'ab'[half]}) {network}, seed 0: weights")
         axes[0, 2 * half + 1].set_title("normalised power")
         axes[2, 2 * half].set_xlabel("element a")
         axes[2, 2 * half + 1].set_xlabel("frequency")
@@ -229,8 +226,9 @@ def fig_d_1(ds: xr.Dataset):
         end = _end(ds, network).isel(feature=slice(1, None))
         names = [str(i + 1) if count < 20 or i % 5 == 4 else "" for i in range(count)]
         mean = float(end.neurons.sum("feature").mean()) / count
-        bars(row[0], end.neurons, np.full(count, mean), names, "live neurons")
-        bars(row[1], end.share, np.full(count, 1 / count), names, r"share of $\sum\|\omega\|^\nu$")
+        bars(row[0], end.neurons, np.full(count, mean), names, "live neurons", "uniform")
+        told = "theory" if network == "quadratic" else "uniform"
+        bars(row[1], end.share, np.full(count, 1 / count), names, r"share of $\sum\|\omega\|^\nu$", told)
         row[0].set_title(f"{network}; reported: close to uniform")
     for ax in axes[1]:
         ax.set_xlabel("frequency")
@@ -246,7 +244,7 @@ def fig_d_1(ds: xr.Dataset):
     presets={"smoke": SMOKE, "quick": Training(seeds=8), "paper": replace(PAPER, seeds=8)},
 )
 def norm_control(s: Training) -> xr.Dataset:
-    group = group_of(s)
+    group = named(s.group)
     parts = []
     for exponent in (3, 2):
         run = run_on(group, s, frequencies, "square", exponent=exponent)

@@ -45,18 +45,17 @@ def power_histogram(ax, power: xr.DataArray, live: xr.DataArray, title: str, rep
     ax.set(title=f"{title}\nreported: {reported}", xlabel="largest normalised power", ylabel="share of live neurons")
 
 
-def bars(ax, values: xr.DataArray, theory=None, names=None, ylabel: str = "") -> None:
-    """One bar per feature: mean over seeds with the 10–90 % range, theory as black marks."""
+def bars(ax, values: xr.DataArray, expected, names: list[str], ylabel: str, told: str = "theory") -> None:
+    """One bar per feature: mean over seeds with the 10–90 % range; what is expected (or None) as black marks."""
     x = np.arange(values.sizes["feature"])
     middle = values.mean("seed")
     low, high = values.quantile(0.1, "seed"), values.quantile(0.9, "seed")
     ax.bar(x, middle, color=COLOURS[5], label=f"mean of {values.sizes['seed']} seeds, 10–90 %")
     ax.vlines(x, low, high, color=COLOURS[0], linewidth=1)
-    if theory is not None:
-        ax.plot(x, theory, "_", color="black", markersize=9, label="theory")
+    if expected is not None:
+        ax.plot(x, expected, "_", color="black", markersize=9, label=told)
     ax.set(ylabel=ylabel)
-    if names is not None:
-        ax.set_xticks(x, names, rotation=30 if max(map(len, names)) > 4 else 0, fontsize=6)
+    ax.set_xticks(x, names, fontsize=6)
     ax.legend(fontsize=6)
 
 

@@ -13,12 +13,11 @@ from krogh.systems.feature_emergence_margin.drawing import bars, margin_curve, p
 from krogh.systems.feature_emergence_margin.training import (
     TWO_HUNDREDS,
     Training,
-    group_of,
     neurons_of,
     profile,
     run_on,
 )
-from krogh.theory.groups import Group, isotypic_basis
+from krogh.theory.groups import Group, isotypic_basis, named
 from krogh.theory.margins import certificate, group_network, margin_programme
 
 S_3 = Training("S_3", width=30, steps=50_000, doublings=TWO_HUNDREDS, strength=1e-7)
@@ -41,7 +40,7 @@ def irrep_names(group: Group) -> list[str]:
 
 def trained(s: Training) -> xr.Dataset:
     """Margins, irreps of all neurons, and the shares that theory and training give them."""
-    group = group_of(s)
+    group = named(s.group)
     best = margin_programme(group)
     run = run_on(group, s, IrrepPower(*isotypic_basis(group)))
     data = neurons_of(run, "irrep", len(group.irreps)).merge(profile(run, group))

@@ -12,7 +12,7 @@ from krogh.nn.activations import Activation
 from krogh.nn.tables import Lookup, LookupNetwork
 from krogh.probes.margins import NormalisedMargin, margins, neuron_norms
 from krogh.tasks.groups import GroupComposition
-from krogh.theory.groups import Group, named
+from krogh.theory.groups import Group
 from krogh.train import SGD, Run, train
 from krogh.train.objectives import Doubling, NeuronDecay
 
@@ -119,7 +119,3 @@ def first_neurons(run: Run) -> xr.DataArray:
     network = run.network(seed=int(run.data.seed[0]))
     stacked = np.concatenate([network.weights.swapaxes(1, 2), network.output[None]])
     return xr.DataArray(stacked, dims=("part", "neuron", "element"))
-
-
-def group_of(s: Training) -> Group:
-    return named(s.group)
