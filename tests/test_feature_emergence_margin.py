@@ -164,7 +164,9 @@ def test_constructed_parity_has_the_maximum_margin_everywhere(n, k):
 def test_programme_construction_and_certificate_meet(name):
     group = groups.named(name)
     best = theory.margin_programme(group)
-    bounds = theory.certificate(group, theory.group_network(group, best.shares), best.weights)
+    network = theory.group_network(group, best.shares)
+    np.testing.assert_allclose(theory.norm_power(network, 3), 1, rtol=1e-12)
+    bounds = theory.certificate(group, network, best.weights)
     np.testing.assert_allclose([bounds.lower, bounds.upper], best.margin, rtol=1e-9)
     covered = theory.balance(group).max() < 0
     assert covered == (name != "A_5")
