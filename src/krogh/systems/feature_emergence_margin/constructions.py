@@ -271,7 +271,7 @@ def condition_holds(ds: xr.Dataset):
     source="Thm 7.9 (whether it covers A_5 is not said)",
     presets=("quick", "paper"),
     finding="It fails at the class of (12)(34), where the sum is +0.79: the theorem does not cover A_5. The linear "
-    "programme of thm-D.9.2 gives a margin 3.4 % above the formula, without the irrep of dimension 5.",
+    "programme of sec-D.9.2 gives a margin 3.4 % above the formula, without the irrep of dimension 5.",
 )
 def condition_a5(ds: xr.Dataset):
     return at_most(float(ds.condition.sel(any_group="A_5").max()), 0)

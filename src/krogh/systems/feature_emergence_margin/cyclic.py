@@ -137,7 +137,7 @@ def relu_control(ds: xr.Dataset):
     "16.L7.6",
     "All points are on the margin: at the end the largest g is within 5 % of the smallest, and the wrong logits' "
     "standard deviation is below 5 % of g",
-    source="Lemma 7.6, §8 of the margin profile; thresholds are ours",
+    source="Lemma 7.6; the thresholds are ours",
     presets=("quick", "paper"),
 )
 def on_the_margin(ds: xr.Dataset):
