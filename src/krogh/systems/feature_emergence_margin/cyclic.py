@@ -197,6 +197,7 @@ def fig_7_1c(ds: xr.Dataset):
     right.hist(g, 60, color=COLOURS[0])
     right.axvline(1, color="black", linestyle="--", linewidth=1, label=r"$\gamma^*$")
     right.set(xlabel=r"$g/(\|\theta\|^3\gamma^*)$", ylabel="points", title="margins of all points, all seeds")
+    right.locator_params(axis="x", nbins=3)
     right.legend()
     return figure
 

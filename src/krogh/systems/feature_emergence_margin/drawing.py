@@ -25,9 +25,9 @@ def margin_curve(ax, ds: xr.Dataset) -> None:
     ax.legend(loc="lower right")
     mean, low, high = interval(ds.margin.isel(step=-1))
     rows = [(name, ds.attrs[name]) for name in ("theory", "construction", "upper bound") if name in ds.attrs]
-    text = [f"{name}: {value:.6g}" for name, value in rows]
-    text += [f"trained: {mean:.6g} [{low:.6g}, {high:.6g}]", f"trained/theory: {mean / gamma:.4f}"]
-    ax.text(0.98, 0.35, "\n".join(text), transform=ax.transAxes, ha="right", va="bottom", fontsize=6)
+    text = [f"{name}: {value:.5g}" for name, value in rows]
+    text += [f"trained: {mean:.5g} [{low:.5g}, {high:.5g}]", f"trained/theory: {mean / gamma:.4f}"]
+    ax.text(0.98, 0.3, "\n".join(text), transform=ax.transAxes, ha="right", va="bottom", fontsize=6)
 
 
 def power_histogram(ax, power: xr.DataArray, live: xr.DataArray, title: str, reported: str) -> None:
