@@ -2,9 +2,12 @@
 
 from krogh.nn import activations
 from krogh.nn.base import Architecture, Buffer
+from krogh.nn.bit_transformer import OneLayerTransformer
 from krogh.nn.mlp import MLP, DeepMLP
 from krogh.nn.polynet import DisjointPolyNet, PolyNet
-from krogh.nn.symmetric import SymmetricReLU, neurons, relu_network
+from krogh.nn.sparse import SparseRows
+from krogh.nn.symmetric import SymmetricReLU
+from krogh.nn.tables import Lookup
 from krogh.nn.transformer import ParityTransformer
 
 __all__ = [
@@ -13,10 +16,11 @@ __all__ = [
     "Buffer",
     "DeepMLP",
     "DisjointPolyNet",
+    "Lookup",
+    "OneLayerTransformer",
     "ParityTransformer",
     "PolyNet",
+    "SparseRows",
     "SymmetricReLU",
     "activations",
-    "neurons",
-    "relu_network",
 ]

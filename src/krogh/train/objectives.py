@@ -1,0 +1,42 @@
+"""Objectives beyond the mean of a loss: (network, batch, key) → (scalar, aux)."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from krogh.nn.tables import neurons
+from krogh.tasks.base import Batch
+
+
+@dataclass(frozen=True)
+class NeuronDecay:
+    """Mean cross-entropy + strength · Σ_i ‖ω_i‖₂^exponent, ω_i all weights of hidden neuron i (003 §7.3, §D.2).
+
+    With exponent ν it is λ‖θ‖^ν in the norm L_{2,ν}; exponent 2 is plain weight decay. `whole=True` promises that
+    every batch is the task's enumerated domain, so that a `LookupNetwork` needs no lookups.
+    """
+
+    strength: float
+    exponent: float
+    whole: bool = False
+
+    def __call__(self, network: Any, batch: Batch, key: PRNGKeyArray) -> tuple[Float[Array, ""], None]:
+        outputs = network.on_domain() if self.whole else jax.vmap(network)(batch.x)
+        # a product with a one-hot label: its gradient needs no scatter
+        chosen = jnp.sum(outputs * jax.nn.one_hot(batch.y, outputs.shape[-1], dtype=outputs.dtype), axis=-1)
+        loss = jnp.mean(jax.nn.logsumexp(outputs, axis=-1) - chosen)
+        squares = jnp.sum(neurons(network) ** 2, axis=1)
+        return loss + self.strength * jnp.sum(squares ** (self.exponent / 2)), None
+
+
+@dataclass(frozen=True)
+class Doubling:
+    """Factor on the learning rate that doubles at each of these steps (003 §D.2)."""
+
+    at: tuple[int, ...]
+
+    def __call__(self, step: Array) -> Array:
+        return 2.0 ** jnp.sum(step >= jnp.array(self.at))
