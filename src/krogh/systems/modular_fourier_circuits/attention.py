@@ -1,6 +1,6 @@
 """Figures 4.3, C.5 and C.6: the attention matrices of one-layer Transformers (000 §4.5, §C.10.3)."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import jax.numpy as jnp
@@ -35,7 +35,7 @@ class Attention:
     attn: int = 8
     lr: float = 1e-3
     decays: tuple[float, ...] = (1.0, 1e-3)
-    batch: int = 512
+    batch: int = 256
     steps: int = 4000
     records: int = 10
     seeds: int = 8
@@ -43,6 +43,7 @@ class Attention:
     precision: str = "highest"
 
 
+SMOKE = Attention(p=5, heads=4, emb=16, attn=4, batch=8, steps=40, seeds=2)
 ORIGINAL = Attention(
     4,
     31,
@@ -151,7 +152,7 @@ def draw_attention(ds: xr.Dataset) -> "Figure":
     "fig-4.3",
     "Figure 4.3: 2-D cosines in attention matrices, k = 4",
     presets={
-        "smoke": Attention(p=5, heads=4, emb=16, attn=4, batch=32, steps=40, seeds=2),
+        "smoke": SMOKE,
         "quick": Attention(),
         "paper": ORIGINAL,
     },
@@ -189,4 +190,73 @@ def plot_maps_4(ds: xr.Dataset) -> "Figure":
 
 @four_inputs.figure
 def plot_attention_4(ds: xr.Dataset) -> "Figure":
+    return draw_attention(ds)
+
+
+# ------------------------------------------------------------------------------------------- k = 3 and 5
+
+
+@system.experiment(
+    "fig-C.5",
+    "Figure C.5: 2-D cosines in attention matrices, k = 3",
+    presets={
+        "smoke": replace(SMOKE, k=2),
+        "quick": Attention(2, 17, batch=144, steps=2000),
+        "paper": replace(ORIGINAL, k=3, p=61),
+    },
+)
+def three_inputs(s: Attention) -> xr.Dataset:
+    return _attention(s)
+
+
+@three_inputs.claim(
+    "03.19",
+    "(3, 61), 160 heads, AdamW with weight decay 1e-3 as in the source: the thresholds of 03.18",
+    source="Fig C.5",
+    presets=("paper",),
+)
+def original_three(ds: xr.Dataset):
+    return cosine_attention(ds)
+
+
+@three_inputs.figure
+def plot_maps_3(ds: xr.Dataset) -> "Figure":
+    return draw_maps(ds)
+
+
+@three_inputs.figure
+def plot_attention_3(ds: xr.Dataset) -> "Figure":
+    return draw_attention(ds)
+
+
+@system.experiment(
+    "fig-C.6",
+    "Figure C.6: 2-D cosines in attention matrices, k = 5",
+    presets={
+        "smoke": replace(SMOKE, k=4, p=3),
+        "quick": Attention(5, 5, steps=2000),
+        "paper": replace(ORIGINAL, k=5, p=17),
+    },
+)
+def five_inputs(s: Attention) -> xr.Dataset:
+    return _attention(s)
+
+
+@five_inputs.claim(
+    "03.19",
+    "(5, 17), 160 heads, AdamW with weight decay 1e-3 as in the source: the thresholds of 03.18",
+    source="Fig C.6",
+    presets=("paper",),
+)
+def original_five(ds: xr.Dataset):
+    return cosine_attention(ds)
+
+
+@five_inputs.figure
+def plot_maps_5(ds: xr.Dataset) -> "Figure":
+    return draw_maps(ds)
+
+
+@five_inputs.figure
+def plot_attention_5(ds: xr.Dataset) -> "Figure":
     return draw_attention(ds)

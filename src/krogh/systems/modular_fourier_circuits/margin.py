@@ -216,7 +216,7 @@ def plot_untrained(ds: xr.Dataset) -> "Figure":
 
 @dataclass(frozen=True)
 class Penalties:
-    case: Case = replace(WHOLE, steps=6000)
+    case: Case = replace(WHOLE, steps=4000)
     penalties: tuple[float, ...] = (1e-3, 5e-3, 0.05)
     large: float = 0.2
     large_scale: float = 0.3
@@ -281,7 +281,7 @@ def plot_penalties(ds: xr.Dataset) -> "Figure":
 
 @dataclass(frozen=True)
 class Widths:
-    case: Case = replace(WHOLE, steps=6000)
+    case: Case = replace(WHOLE, steps=4000)
     widths: tuple[int, ...] = (20, 40, 80, 160, 320)
     seeds: int = 8
 
@@ -341,7 +341,7 @@ def plot_widths(ds: xr.Dataset) -> "Figure":
 
 @dataclass(frozen=True)
 class Contrasts:
-    case: Case = replace(WHOLE, steps=6000)
+    case: Case = replace(WHOLE, steps=4000)
     seeds: int = 8
 
 

@@ -21,7 +21,7 @@ def draw_neurons(ds: xr.Dataset) -> "Figure":
     p = ds.attrs["p"]
     fine = np.linspace(0, p, 40 * p, endpoint=False)
     for number, (left, right) in enumerate(axes):
-        u = ds.shown.sel(end="trained").isel(seed=0, part=0, shown=number).values
+        u = ds.shown_weights.sel(end="trained").isel(seed=0, part=0, shown=number).values
         hat = np.fft.rfft(u)
         waves = np.exp(2j * np.pi * np.outer(fine, np.arange(len(hat))) / p)
         left.plot(fine, (waves @ (hat * np.where(np.arange(len(hat)) > 0, 2, 1))).real / p, color="C5", linewidth=0.8)

@@ -275,7 +275,7 @@ def combinations(s: Combinations) -> xr.Dataset:
             true[row, draw] = theory.margins(u, w).min() / theory.max_margin(k, p)
     names = [_label(*case) for case in s.cases]
     return xr.Dataset(
-        {"weighted": (("case", "draw"), weighted), "margin": (("case", "draw"), true)}, coords={"case": names}
+        {"class_weighted": (("case", "draw"), weighted), "margin": (("case", "draw"), true)}, coords={"case": names}
     )
 
 
@@ -288,7 +288,7 @@ def combinations(s: Combinations) -> xr.Dataset:
 )
 def combinations_keep_the_mean(ds: xr.Dataset):
     below = (ds.margin < 1 - 1e-6).mean()
-    return all_of(weighted=equals(ds.weighted, 1.0, 1e-9), margin_below=at_least(float(below), 0.9))
+    return all_of(weighted=equals(ds.class_weighted, 1.0, 1e-9), margin_below=at_least(float(below), 0.9))
 
 
 @combinations.figure
@@ -297,7 +297,9 @@ def plot_combinations(ds: xr.Dataset) -> "Figure":
     for place, case in enumerate(ds.case.values):
         jitter = place + np.linspace(-0.2, 0.2, ds.sizes["draw"])
         ax.plot(jitter, ds.margin.sel(case=case), ".", color="C0", label="margin" if place == 0 else None)
-        ax.plot(jitter, ds.weighted.sel(case=case), ".", color="C1", label=None if place else "class-weighted margin")
+        ax.plot(
+            jitter, ds.class_weighted.sel(case=case), ".", color="C1", label=None if place else "class-weighted margin"
+        )
     figures.theory(ax, [-0.5, ds.sizes["case"] - 0.5], [1, 1], r"$\gamma^*$")
     ax.set(xticks=range(ds.sizes["case"]), xticklabels=ds.case.values, ylabel=r"relative to $\gamma^*$")
     ax.legend()

@@ -60,7 +60,7 @@ class WarmUp:
 
 
 @probe(dims=("part", "element", "shown"))
-def shown(network: Any) -> Array:
+def shown_weights(network: Any) -> Array:
     """u_1, …, u_k and w of the first six neurons: before training neurons are exchangeable, so any six are random."""
     return jnp.concatenate([network.weights[..., :6], network.output.T[None, :, :6]])
 
@@ -104,7 +104,7 @@ class Case:
             ),
             self.steps,
             seeds=self.seeds,
-            probes=[accuracy, TableMargin(self.rows), frequencies, neuron_norms, shown],
+            probes=[accuracy, TableMargin(self.rows), frequencies, neuron_norms, shown_weights],
             every=max(1, self.steps // self.records),
             validation=4096,
             networks=False,
@@ -149,7 +149,7 @@ def with_statistics(ds: xr.Dataset, case: Case) -> xr.Dataset:
         phase_error=error.mean("neuron"),
         alive_phase_error=error.where(alive).mean("neuron"),
     )
-    ends = ds[["power", "frequency", "phase", "neuron_norms", "shown"]].isel(step=[0, -1]).rename(step="end")
+    ends = ds[["power", "frequency", "phase", "neuron_norms", "shown_weights"]].isel(step=[0, -1]).rename(step="end")
     ds = ds.drop_vars(list(ends.data_vars)).merge(ends.assign_coords(end=["start", "trained"]), compat="no_conflicts")
     return ds.assign_attrs(
         k=case.k,
