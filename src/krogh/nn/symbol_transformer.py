@@ -1,8 +1,11 @@
 """Transformers on sequences of symbols."""
 
+import math
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from krogh.nn.base import Architecture, uniform, width_of
@@ -83,29 +86,37 @@ class Transformer(Architecture):
         width_of(layers=self.layers, heads=self.heads, emb=self.emb, attn=self.attn, mlp=self.mlp or 1)
 
     def build(self, task: Task, key: PRNGKeyArray) -> SymbolTransformer:
-        keys = jax.random.split(key, 3 + self.layers)
+        symbols, places = task.elements + 1, task.in_shape[0] + 1  # type: ignore[attr-defined]
+        embedding_key, output_key, *keys = jax.random.split(key, 2 + self.layers)
+        embeddings = jax.random.normal(embedding_key, (symbols + places, self.emb))
         return SymbolTransformer(
-            tokens=jax.random.normal(keys[0], (task.elements + 1, self.emb)),  # type: ignore[attr-defined]
-            positions=jax.random.normal(keys[1], (task.in_shape[0] + 1, self.emb)),
-            blocks=tuple(self._block(key) for key in keys[3:]),
+            tokens=embeddings[:symbols],
+            positions=embeddings[symbols:],
+            blocks=tuple(self._block(key) for key in keys),
             norm=eqx.nn.LayerNorm(self.emb),
-            output=uniform(keys[2], (self.emb, task.outputs), self.emb, task.outputs),
+            output=uniform(output_key, (self.emb, task.outputs), self.emb, task.outputs),
             output_bias=jnp.zeros(task.outputs),
         )
 
     def _block(self, key: PRNGKeyArray) -> Block:
         emb, heads, attn, mlp = self.emb, self.heads, self.attn, self.mlp or 4 * self.emb
-        keys = jax.random.split(key, 6)
-        project = [uniform(keys[i], (emb, heads, attn), emb, heads * attn) for i in range(3)]
+        shapes = [(emb, heads, attn)] * 3 + [(heads, attn, emb), (emb, mlp), (mlp, emb)]
+        fans = emb, emb, emb, heads * attn, emb, mlp
+        # one draw for all matrices: compiling six takes longer than a short training
+        ends = np.cumsum([math.prod(shape) for shape in shapes])
+        parts = jnp.split(jax.random.uniform(key, (int(ends[-1]),), minval=-1.0, maxval=1.0), ends[:-1])
+        query, key_weights, value, out, mlp_in, mlp_out = (
+            part.reshape(shape) / math.sqrt(fan) for part, shape, fan in zip(parts, shapes, fans, strict=True)
+        )
         return Block(
             norm=eqx.nn.LayerNorm(emb),
-            query=project[0],
-            key=project[1],
-            value=project[2],
-            out=uniform(keys[3], (heads, attn, emb), heads * attn, emb),
+            query=query,
+            key=key_weights,
+            value=value,
+            out=out,
             mlp_norm=eqx.nn.LayerNorm(emb),
-            mlp_in=uniform(keys[4], (emb, mlp), emb, mlp),
+            mlp_in=mlp_in,
             mlp_in_bias=jnp.zeros(mlp),
-            mlp_out=uniform(keys[5], (mlp, emb), mlp, emb),
+            mlp_out=mlp_out,
             mlp_out_bias=jnp.zeros(emb),
         )

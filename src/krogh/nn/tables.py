@@ -7,6 +7,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from krogh.nn.activations import Activation, OfDegree, activation, power
@@ -18,11 +19,11 @@ class LookupNetwork(eqx.Module):
     """f(x) = Σ_i σ(Σ_j weights[j, x_j, i]) output[i]: one-hot inputs as rows of tables, no bias.
 
     For two inputs `weights[0]` and `weights[1]` hold u and v, one neuron per column, and `output` holds w, one
-    neuron per row.
+    neuron per row. Constructed networks hold NumPy arrays in double precision.
     """
 
-    weights: Float[Array, "inputs elements width"]
-    output: Float[Array, "width outputs"]
+    weights: Float[Array | np.ndarray, "inputs elements width"]
+    output: Float[Array | np.ndarray, "width outputs"]
     activation: Activation = eqx.field(static=True)
 
     def hidden(self, x: Int[Array, " inputs"]) -> Float[Array, " width"]:
@@ -32,7 +33,7 @@ class LookupNetwork(eqx.Module):
     def __call__(self, x: Int[Array, " inputs"]) -> Float[Array, " outputs"]:
         return self.hidden(x) @ self.output
 
-    def on_domain(self) -> Float[Array, "points outputs"]:
+    def on_domain(self) -> Float[Array | np.ndarray, "points outputs"]:
         """Outputs on all elements^inputs inputs, the last input fastest: sums of tables, nothing is looked up."""
         total = self.weights[0]
         for table in self.weights[1:]:

@@ -15,7 +15,7 @@ def tables(network: Any) -> Float[Array, "part width elements"]:
     return jnp.concatenate([network.weights.swapaxes(1, 2), network.output[None]])
 
 
-def frequency_power(functions: Float[Array, "... p"]) -> Float[Array, "... frequencies"]:
+def frequency_power(functions: Float[Array | np.ndarray, "... p"]) -> Float[Array, "... frequencies"]:
     """Share of Σ_j |f̂(j)|² at each frequency 0..p/2, j and p−j pooled, so that a sinusoid has one share of 1.
 
     Printed without pooling (003 Fig 7.4), a sinusoid would reach 1/2 only.
@@ -61,9 +61,9 @@ class IrrepPower:
     def dims(self) -> dict[str, tuple[str, ...]]:
         return {"power": ("part", "neuron"), "irrep": ("part", "neuron")}
 
-    def shares(self, functions: Float[Array, "... n"]) -> Float[Array, "... irreps"]:
+    def shares(self, functions: Float[Array | np.ndarray, "... n"]) -> Float[Array, "... irreps"]:
         """Share of ‖f‖² in each irrep."""
-        squares = (functions @ jnp.asarray(self.basis, functions.dtype)) ** 2
+        squares = (jnp.asarray(functions) @ jnp.asarray(self.basis, functions.dtype)) ** 2
         pooled = squares @ jnp.asarray(np.eye(self.owner.max() + 1)[self.owner], functions.dtype)
         return pooled / jnp.sum(pooled, axis=-1, keepdims=True)
 

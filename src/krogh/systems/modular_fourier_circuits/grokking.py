@@ -12,9 +12,10 @@ from jaxtyping import Array, Float
 from krogh.lab import all_of, at_least, at_most
 from krogh.lab.figures import curve_with_spread, new_figure
 from krogh.nn.symbol_transformer import SymbolTransformer, Transformer
-from krogh.probes.basic import accuracy, correct, outputs_on
+from krogh.probes.basic import correct, outputs_on
 from krogh.systems.modular_fourier_circuits import system
 from krogh.systems.modular_fourier_circuits.training import WarmUp
+from krogh.tasks.base import Batch
 from krogh.tasks.modular import ModularAddition
 from krogh.train import Adam, train
 
@@ -52,10 +53,13 @@ ORIGINAL = Grokking(
 )
 
 
-def seen_accuracy(network: SymbolTransformer, task: ModularAddition) -> Float[Array, ""]:
-    """Accuracy on the seen part of the table, or on 2048 rows of it."""
-    batch = task.sample(jax.random.key(0), min(task.seen, EVALUATED))
-    return jnp.mean(correct(outputs_on(network, batch.x), batch.y))
+def accuracies(network: SymbolTransformer, task: ModularAddition, validation: Batch) -> dict[str, Float[Array, ""]]:
+    """Accuracy on the held-out part of the table, and on the seen part or 2048 rows of it, in one pass."""
+    seen = task.sample(jax.random.key(0), min(task.seen, EVALUATED))
+    outputs = outputs_on(network, jnp.concatenate([validation.x, seen.x]))
+    right = correct(outputs, jnp.concatenate([validation.y, seen.y]))
+    held_out = len(validation.y)
+    return {"accuracy": jnp.mean(right[:held_out]), "seen_accuracy": jnp.mean(right[held_out:])}
 
 
 def _curves(s: Grokking) -> xr.Dataset:
@@ -77,7 +81,7 @@ def _curves(s: Grokking) -> xr.Dataset:
             learner,
             steps,
             seeds=s.seeds,
-            probes=[accuracy, seen_accuracy],
+            probes=[accuracies],
             every=s.every,
             validation=EVALUATED,
             precision=s.precision,
