@@ -109,7 +109,7 @@ class ModularAddition(Task):
             raise InputError(
                 f"only {self.seen} of {self.p}^{self.k} rows are seen; {size} different ones cannot be drawn"
             )
-        return self.row(permuted(self._some(key, self.seen, size), self.rows, self.split))
+        return self.row(permuted(self._some(key, self.seen, size), self.rows, jnp.asarray(self.split)))
 
     def held_out(self, key: PRNGKeyArray, size: int) -> Batch:
         """`size` different rows of the held-out part; all of them where it has no more."""
@@ -117,7 +117,7 @@ class ModularAddition(Task):
         if hidden == 0:
             hidden, first = self.rows, 0
         some = self._some(key, hidden, min(size, hidden))
-        return self.row(permuted(some + jnp.uint32(first), self.rows, self.split))
+        return self.row(permuted(some + jnp.uint32(first), self.rows, jnp.asarray(self.split)))
 
     def enumerate(self) -> Batch:
         if self.rows > ENUMERABLE_ROWS:

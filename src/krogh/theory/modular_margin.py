@@ -78,7 +78,7 @@ def margins(u: Float[np.ndarray, "m k p"], w: Float[np.ndarray, "m p"]) -> Float
     return (right - f.max(axis=1)) / network_norm(u, w) ** (k + 1)
 
 
-def class_margin(u: Float[np.ndarray, "*m k p"], w: Float[np.ndarray, "*m p"]) -> Float[np.ndarray, "*m"]:
+def class_margin(u: Float[np.ndarray, "*m k p"], w: Float[np.ndarray, "*m p"]) -> Float[np.ndarray, "*m"] | float:
     """E_a[φ(a)[y] − mean_{c≠y} φ(a)[c]] of each neuron, wrong classes weighted alike (000 eq. C.10):
 
     k!/((p−1) p^k) Σ_{j≠0} ŵ(−j) Π_i û_i(j), for any w: what is left of the other terms does not depend on c − y.

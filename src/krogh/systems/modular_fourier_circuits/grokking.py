@@ -29,14 +29,14 @@ EVALUATED = 2048
 class Grokking:
     """`cases`: k, p and steps of each panel."""
 
-    cases: tuple[tuple[int, int, int], ...] = ((2, 31, 1200), (3, 11, 1200), (4, 7, 1200), (5, 5, 1200))
+    cases: tuple[tuple[int, int, int], ...] = ((2, 31, 400), (3, 11, 500), (4, 7, 700), (5, 5, 800))
     layers: int = 2
     heads: int = 4
-    emb: int = 32
-    attn: int = 8
+    emb: int = 64
+    attn: int = 16
     lr: float = 1e-3
     weight_decay: float = 1e-3
-    batch: int = 256
+    batch: int = 512
     every: int = 20
     seeds: int = 8
     precision: str = "highest"
@@ -182,7 +182,7 @@ def plot_gap(ds: xr.Dataset) -> "Figure":
 
 # ------------------------------------------------------------------------------------------- the complete jump
 
-SMALL = Grokking(cases=((2, 31, 4000), (3, 11, 2000), (4, 7, 1200), (5, 5, 1200)), weight_decay=1.0)
+SMALL = Grokking(cases=((2, 31, 3000), (3, 11, 1200), (4, 7, 800), (5, 5, 800)), weight_decay=1.0)
 
 
 @system.experiment(
