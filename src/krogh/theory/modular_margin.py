@@ -65,7 +65,7 @@ def outputs(
 ) -> Float[np.ndarray, "rows p"]:
     """f(a)[c] for every row a."""
     k = u.shape[1]
-    return sum(u[:, j, x[:, j]] for j in range(k)).T ** k @ w
+    return np.sum([u[:, j, x[:, j]] for j in range(k)], axis=0).T ** k @ w
 
 
 def margins(u: Float[np.ndarray, "m k p"], w: Float[np.ndarray, "m p"]) -> Float[np.ndarray, " rows"]:
@@ -93,7 +93,7 @@ def class_margin_enumerated(u: Float[np.ndarray, "k p"], w: Float[np.ndarray, " 
     k, p = u.shape
     x = table(k, p)
     y = x.sum(axis=1) % p
-    hidden = sum(u[j, x[:, j]] for j in range(k)) ** k
+    hidden = np.sum([u[j, x[:, j]] for j in range(k)], axis=0) ** k
     return float(np.mean(hidden * (w[y] - (w.sum() - w[y]) / (p - 1))))
 
 
