@@ -52,10 +52,9 @@ ORIGINAL = Attention(
     attn=32,
     decays=(1e-3, 1.0),
     batch=1024,
-    steps=50_000,
-    records=10,
-    seeds=3,
+    steps=30_000,
     validation=4096,
+    precision="tensorfloat32",
 )
 
 
