@@ -5,6 +5,7 @@ from krogh.tasks.block_parity import BlockParity
 from krogh.tasks.groups import GroupComposition
 from krogh.tasks.labels import TwoClasses
 from krogh.tasks.mixtures import GaussianMixture, LinearMargin, orthogonal_mixture, xor_mixture
+from krogh.tasks.modular import ModularAddition
 from krogh.tasks.multi_index import MultiIndex
 from krogh.tasks.offline import OfflineParity
 from krogh.tasks.parity import DisjointParity, LabelNoise, SparseParity
@@ -18,6 +19,7 @@ __all__ = [
     "GroupComposition",
     "LabelNoise",
     "LinearMargin",
+    "ModularAddition",
     "MultiIndex",
     "OfflineParity",
     "SparseBoolean",

@@ -1,0 +1,240 @@
+"""Figure 4.4: grokking of two-layer Transformers for k = 2, …, 5 inputs (000 §4.5)."""
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import xarray as xr
+from jaxtyping import Array, Float
+
+from krogh.lab import all_of, at_least, at_most
+from krogh.lab.figures import curve_with_spread, new_figure
+from krogh.nn.symbol_transformer import SymbolTransformer, Transformer
+from krogh.probes.basic import correct, outputs_on
+from krogh.systems.modular_fourier_circuits import system
+from krogh.systems.modular_fourier_circuits.training import WarmUp
+from krogh.tasks.base import Batch
+from krogh.tasks.modular import ModularAddition
+from krogh.train import Adam, train
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+EVALUATED = 2048
+
+
+@dataclass(frozen=True)
+class Grokking:
+    """`cases`: k, p and steps of each panel."""
+
+    cases: tuple[tuple[int, int, int], ...] = ((2, 31, 400), (3, 11, 500), (4, 7, 700), (5, 5, 800))
+    layers: int = 2
+    heads: int = 4
+    emb: int = 64
+    attn: int = 16
+    lr: float = 1e-3
+    weight_decay: float = 1e-3
+    batch: int = 512
+    every: int = 20
+    seeds: int = 8
+    precision: str = "highest"
+
+
+ORIGINAL = Grokking(
+    cases=((2, 97, 20_000), (3, 31, 20_000), (4, 11, 20_000), (5, 5, 20_000)),
+    heads=160,
+    emb=128,
+    attn=32,
+    batch=1024,
+    every=50,
+    precision="tensorfloat32",
+)
+
+
+def accuracies(network: SymbolTransformer, task: ModularAddition, validation: Batch) -> dict[str, Float[Array, ""]]:
+    """Accuracy on the held-out part of the table, and on the seen part or 2048 rows of it, in one pass."""
+    seen = task.sample(jax.random.key(0), min(task.seen, EVALUATED))
+    outputs = outputs_on(network, jnp.concatenate([validation.x, seen.x]))
+    right = correct(outputs, jnp.concatenate([validation.y, seen.y]))
+    held_out = len(validation.y)
+    return {"accuracy": jnp.mean(right[:held_out]), "seen_accuracy": jnp.mean(right[held_out:])}
+
+
+def _curves(s: Grokking) -> xr.Dataset:
+    parts = []
+    for k, p, steps in s.cases:
+        task = ModularAddition(p, k)
+        learner = Adam(
+            lr=s.lr,
+            batch=min(s.batch, task.seen),
+            loss="cross_entropy",
+            weight_decay=s.weight_decay,
+            decay="decoupled",
+            b2=0.98,
+            schedule=WarmUp(steps, decay=False),
+        )
+        run = train(
+            task,
+            Transformer(s.layers, s.heads, s.emb, s.attn),
+            learner,
+            steps,
+            seeds=s.seeds,
+            probes=[accuracies],
+            every=s.every,
+            validation=EVALUATED,
+            precision=s.precision,
+            networks=False,
+        )
+        ds = run.data[["accuracy", "seen_accuracy"]]
+        seen, held_out = first_time(ds.seen_accuracy, 0.99), first_time(ds.accuracy, 0.95)
+        finite = np.isfinite(seen)
+        at = ds.accuracy.sel(step=seen.where(finite, 0)).drop_vars("step").where(finite)
+        ds = ds.assign(seen_time=seen, held_out_time=held_out, gap=1 - at)
+        # curves of different lengths share one numbering of their records
+        parts.append(ds.assign(time=ds.step.astype(float)).assign_coords(step=np.arange(ds.sizes["step"])))
+    names = xr.DataArray([f"k = {k}, p = {p}" for k, p, _ in s.cases], dims="case", name="case")
+    return xr.concat(parts, names, join="outer").assign_coords(k=("case", [k for k, *_ in s.cases]))
+
+
+def first_time(values: xr.DataArray, level: float) -> xr.DataArray:
+    """First recorded step at which `values` is at least `level`, else inf."""
+    met = values >= level
+    return xr.where(met.any("step"), values.step[met.argmax("step")], np.inf)
+
+
+def _draw_curves(ds: xr.Dataset) -> "Figure":
+    figure, axes = new_figure(ds.sizes["case"], size=(2.6 * ds.sizes["case"], 2.5), sharey=True)
+    for ax, case in zip(axes, ds.case.values, strict=True):
+        here = ds.sel(case=case).dropna("step", subset=["time"])
+        here = here.isel(step=slice(1, None)).assign_coords(step=here.time.values[1:])
+        curve_with_spread(ax, here.seen_accuracy, label="training", color="C0", band=(0.0, 1.0))
+        curve_with_spread(ax, here.accuracy, label="validation", color="C1", band=(0.0, 1.0))
+        gap, ratio = float(here.gap.median()), float((here.held_out_time / here.seen_time).median())
+        told = f"G = {gap:.2f}" + (f", ratio {ratio:.1f}" if np.isfinite(ratio) else ", validation < 95 %")
+        ax.set(xscale="log", xlabel="step", title=f"{case}\n{told}")
+    axes[0].set(ylabel="accuracy", ylim=(0, 1.02))
+    axes[0].legend()
+    figure.suptitle(
+        f"reported: grokking in all panels, weaker as k grows ({ds.sizes['seed']} seeds: median and range)", fontsize=8
+    )
+    return figure
+
+
+@system.experiment(
+    "fig-4.4",
+    "Figure 4.4: grokking weakens as k grows",
+    presets={
+        "smoke": Grokking(cases=((2, 7, 40), (3, 5, 40)), heads=2, emb=16, attn=8, seeds=2),
+        "quick": Grokking(),
+        "paper": ORIGINAL,
+    },
+)
+def grokking(s: Grokking) -> xr.Dataset:
+    return _curves(s)
+
+
+@grokking.claim(
+    "03.20",
+    "Scaled to p = 31, 11, 7, 5, weight decay 1e-3: G = 1 - validation accuracy when training accuracy first reaches "
+    "0.99 decreases in k, is >= 0.3 at k = 2 and <= 0.05 at k = 5",
+    source="Fig 4.4",
+    presets=("quick",),
+)
+def gap_closes(ds: xr.Dataset):
+    return _gap_closes(ds)
+
+
+@grokking.claim(
+    "03.21",
+    "160 heads, p = 97, 31, 11, 5, weight decay 1e-3: G decreases in k, is >= 0.3 at k = 2 and <= 0.05 at k = 5",
+    source="Fig 4.4",
+    presets=("paper",),
+)
+def original_gap_closes(ds: xr.Dataset):
+    return _gap_closes(ds)
+
+
+def _gap_closes(ds: xr.Dataset):
+    gap = ds.gap.swap_dims(case="k")
+    falls = {
+        f"k = {k} above k = {k + 1}": at_least(gap.sel(k=k) - gap.sel(k=k + 1), 0, over="seed")
+        for k in ds.k.values[:-1].tolist()
+    }
+    return all_of(
+        **falls, at_two=at_least(gap.sel(k=2), 0.3, over="seed"), at_five=at_most(gap.sel(k=5), 0.05, over="seed")
+    )
+
+
+@grokking.figure
+def plot_grokking(ds: xr.Dataset) -> "Figure":
+    return _draw_curves(ds)
+
+
+@grokking.figure
+def plot_gap(ds: xr.Dataset) -> "Figure":
+    figure, ax = new_figure(size=(3.2, 2.4))
+    curve_with_spread(ax, ds.gap.swap_dims(case="k"), x="k", marker="o")
+    ax.set(xlabel="inputs k", ylabel="G = 1 − validation accuracy\nat training accuracy 0.99", xticks=ds.k.values)
+    return figure
+
+
+# ------------------------------------------------------------------------------------------- the complete jump
+
+SMALL = Grokking(cases=((2, 31, 3000), (3, 11, 1200), (4, 7, 800), (5, 5, 800)), weight_decay=1.0)
+
+
+@system.experiment(
+    "fig-4.4-decay",
+    "The complete jump, with weight decay 1",
+    presets={
+        "smoke": Grokking(cases=((2, 7, 40), (3, 5, 40)), heads=2, emb=16, attn=8, seeds=2, weight_decay=1.0),
+        "quick": SMALL,
+        "paper": replace(ORIGINAL, weight_decay=1.0),
+    },
+)
+def grokking_decay(s: Grokking) -> xr.Dataset:
+    return _curves(s)
+
+
+@grokking_decay.claim(
+    "03.20",
+    "With weight decay 1: the median time to validation accuracy 0.95 over that to training accuracy 0.99 is >= 5 at k "
+    "= 2 and <= 2 at k = 4 and 5",
+    source="Fig 4.4",
+    presets=("quick",),
+)
+def delay_shrinks(ds: xr.Dataset):
+    ratio = (ds.held_out_time / ds.seen_time).swap_dims(case="k")
+    return all_of(
+        at_two=at_least(ratio.sel(k=2), 5, stat="median", over="seed"),
+        at_four=at_most(ratio.sel(k=4), 2, stat="median", over="seed"),
+        at_five=at_most(ratio.sel(k=5), 2, stat="median", over="seed"),
+    )
+
+
+@grokking_decay.figure
+def plot_grokking_decay(ds: xr.Dataset) -> "Figure":
+    return _draw_curves(ds)
+
+
+# ------------------------------------------------------------------------------------------- p held fixed
+
+
+@system.experiment(
+    "fixed-p",
+    "The same comparison at one p: in Figure 4.4 p falls as k grows",
+    presets={
+        "smoke": Grokking(cases=((2, 5, 40), (3, 5, 40)), heads=2, emb=16, attn=8, seeds=2),
+        "quick": Grokking(cases=((2, 7, 400), (3, 7, 400), (4, 7, 600)), seeds=8),
+        "paper": replace(ORIGINAL, cases=((2, 7, 5000), (3, 7, 5000), (4, 7, 5000), (5, 7, 5000))),
+    },
+)
+def fixed_p(s: Grokking) -> xr.Dataset:
+    return _curves(s)
+
+
+@fixed_p.figure
+def plot_fixed_p(ds: xr.Dataset) -> "Figure":
+    return _draw_curves(ds)
