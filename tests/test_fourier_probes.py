@@ -8,10 +8,10 @@ import xarray as xr
 
 import krogh as kr
 from krogh.errors import InputError
+from krogh.lab.times import at_time, first_time
 from krogh.nn.activations import OfDegree, sinusoid
 from krogh.probes.fourier import correlation_gradient, fourier_gap, fourier_gap_exact
 from krogh.systems.hidden_progress.depth import AnotherLayer, FirstLayer
-from krogh.lab.times import at_time, first_time
 from krogh.theory.fourier_gap import population_gradient, relaxed_gap, step
 
 
