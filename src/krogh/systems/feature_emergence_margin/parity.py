@@ -183,8 +183,10 @@ def vanishing(s: Vanishing) -> xr.Dataset:
     "until it changes by < 1e-3 in 5000 steps",
     source="Thm 7.1",
     presets=("quick", "paper"),
-    finding="At the constant rate 0.1 printed for lambda = 1e-3 smaller lambdas are far from converged after 6e4 steps "
-    "(lambda = 1e-4 changes by 1.4 % in 5000 and is behind); with lr in proportion to 1/lambda all converge.",
+    finding="There is nothing to increase. The loss is convex in the margin and E[g] <= gamma* ||theta||^5 under "
+    "uniform q*, so by Jensen the minimiser has maximum margin at every lambda, not only in the limit: once converged, "
+    "1 - gamma_lambda/gamma* is below 1e-3 for all; what is left is unfinished training, longest at small lambda. "
+    "(At the constant rate 0.1 printed for 1e-3, lambda = 1e-4 is at 0.93 after 6e4 steps; hence lr ~ 1/lambda.)",
 )
 def margin_grows(ds: xr.Dataset):
     ratio = ds.margin / ds.attrs["theory"]
@@ -195,6 +197,16 @@ def margin_grows(ds: xr.Dataset):
         for a, b in zip(ds.strength.values, ds.strength.values[1:], strict=False)
     }
     return all_of(converged=at_most(still, 1e-3, over="seed"), **steps)
+
+
+@vanishing.claim(
+    "16.18b",
+    "At every lambda, also the largest, the final normalised margin is within 1 % of gamma*",
+    source="Jensen's inequality with the certificate q* of Thm 7.8 (ours)",
+    presets=("quick", "paper"),
+)
+def margin_at_every_strength(ds: xr.Dataset):
+    return at_least((ds.margin.isel(step=-1) / ds.attrs["theory"]).min("strength"), 0.99, over="seed")
 
 
 @vanishing.figure
