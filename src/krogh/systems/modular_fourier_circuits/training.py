@@ -38,13 +38,16 @@ class MarginAdam(Adam):
         inputs, elements, width = network.weights.shape
         if inputs * elements <= SHORT_TABLES:
             rows = jax.nn.one_hot(batch.x, elements).reshape(len(batch.y), -1)
-            outputs = network.activation(rows @ network.weights.reshape(-1, width)) @ network.output
+            hidden = rows @ network.weights.reshape(-1, width)
         else:
-            outputs = jax.vmap(network)(batch.x)
+            # table by table: all picked rows at once would be k times the batch
+            hidden = jax.tree.reduce(jnp.add, [network.weights[j][batch.x[:, j]] for j in range(inputs)])
+        outputs = network.activation(hidden) @ network.output
         right = jnp.sum(outputs * jax.nn.one_hot(batch.y, outputs.shape[1]), axis=1)
         loss = jnp.mean(jax.nn.logsumexp(outputs, axis=1) - right)
         degree = 2 if self.plain else inputs + 1
-        return loss + self.penalty * jnp.sum(neuron_norms(network) ** degree) ** (1 / degree), network
+        squares = jnp.sum(network.weights**2, axis=(0, 1)) + jnp.sum(network.output**2, axis=1)
+        return loss + self.penalty * jnp.sum(squares ** (degree / 2)) ** (1 / degree), network
 
 
 @dataclass(frozen=True)
