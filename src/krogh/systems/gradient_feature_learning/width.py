@@ -91,8 +91,8 @@ def accuracy_by_width(s: Width) -> xr.Dataset:
     "At the largest width one step is at least as good as random features in every family",
     source="§3.4",
     presets=("quick", "paper"),
-    finding="Six Gaussians are separated by random features as well (0.997 against 0.995): there the framework promises no "
-    "advantage; in the other four families one step is ahead.",
+    finding="Six Gaussians are separated by random features as well (0.997 against 0.995): there the framework "
+    "promises no advantage; in the other four families one step is ahead.",
 )
 def one_step_is_better(ds: xr.Dataset):
     wide = ds.accuracy.isel(width=-1)

@@ -246,8 +246,8 @@ figure_6_3 = system.experiment(
     "The median test error at the largest width is at most that at the smallest, for 2-sparse rows on the smallest two "
     "training sets of every table, and 2-sparse rows are at most 0.5 points above dense ones at the smallest",
     source="Fig 6.3, findings 2T and 3T",
-    finding="On MagicTelescope at 1 % of the rows (quick, widths to 300, 8 splits) sparse rows test 0.9 points worse than "
-    "dense ones; at 10 % they are level at the larger width.",
+    finding="On MagicTelescope at 1 % of the rows (quick, widths to 300, 8 splits) sparse rows test 0.9 points "
+    "worse than dense ones; at 10 % they are level at the larger width.",
 )
 def width_and_sparsity_help_for_real(ds: xr.Dataset):
     error = ds.error.isel(depth=-1).median("seed").sortby("fraction")

@@ -223,14 +223,6 @@ def grows_slowly(ds: xr.Dataset):
     return _grows_slowly(ds)
 
 
-@sample_grid.claim(
-    "13.12a", "m*(T_max)/m*(T_min) <= 3 on the small grid T = 25, 50, 100, where linear growth would give 4", "Fig 4.2"
-)
-def less_than_linear(ds: xr.Dataset):
-    success, _, m = _trials(ds)
-    return at_most(success, 3.0, stat=lambda trials: np.divide(*sample_complexity(trials, m)[[-1, 0]]))
-
-
 @sample_grid.claim("13.12b", FITS, source="Fig 4.2", presets=("paper",))
 def logarithm_fits(ds: xr.Dataset):
     return at_least(_trials(ds)[0], 0.0, stat=_fit_advantage(ds))
