@@ -144,7 +144,6 @@ class Ensemble:
         self.key = group_key(self.spec)
         self.structures: list[Any] = []
         self.replica_structures: list[Any] = []
-        self.step_costs: list[float] = []
         self.programs = self._trace()
 
     def _trace(self) -> list[Program]:
@@ -164,21 +163,21 @@ class Ensemble:
 
             replica = jax.eval_shape(enter, replica)
             programs.append(Program(self.group.static, stage, found[0], own, unroll))
-            self.step_costs.append(self._step_cost(programs[-1], replica))
             self.structures.append(jax.tree.structure(replica.network))
             self.replica_structures.append(jax.tree.structure(replica))
             net_static = found[0]
         return programs
 
-    def _step_cost(self, program: Program, replica: Any) -> float:
-        """Unit steps that one step of one replica is worth."""
+    def _step_cost(self, program: Program, replicas: Any) -> float:
+        """Unit steps that one step of one of these replicas is worth."""
         if self.spec.until is None:
             return 1.0
+        one = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), replicas)
 
         def step(replica, t):
             return program.advance(replica, self.group.shared, t, 1, t)
 
-        cost = jax.jit(step).lower(replica, jax.ShapeDtypeStruct((), jnp.int32)).cost_analysis()
+        cost = jax.jit(step).lower(one, jax.ShapeDtypeStruct((), jnp.int32)).cost_analysis()
         return max(1.0, (cost or {}).get("flops", 0.0) / UNIT_STEP)
 
     def network(self, leaves: list[np.ndarray], step: int) -> Any:
@@ -305,8 +304,9 @@ class Ensemble:
                 self._record(journal, out, [0])
             if begin in self.spec.snapshots:
                 self._snapshot(journal, begin)
+        cost = self._step_cost(program, journal.replicas)
         least = max(LEAST_STEPS[self.platform], LEAST_REPLICA_STEPS[self.platform] // self.group.size)
-        chunks = plan(begin, end, self.spec.records, self.spec.snapshots, int(least / self.step_costs[index]))
+        chunks = plan(begin, end, self.spec.records, self.spec.snapshots, int(least / cost))
         for number in range(journal.chunk, len(chunks)):
             chunk = chunks[number]
             if not self._compact(journal):
@@ -314,7 +314,9 @@ class Ensemble:
                 return
             if len(journal.rows) != slots:
                 slots, shared = len(journal.rows), self._shared(len(journal.rows))
+            running = int(np.sum(journal.status[journal.rows[journal.rows >= 0]] == RUNNING))
             self._dispatch(journal, program, shared, chunk, begin)
+            journal.wasted += (slots - running) * chunk.steps * cost
             journal.chunk = number + 1
             if chunk.end in self.spec.snapshots:
                 self._snapshot(journal, chunk.end)
@@ -331,9 +333,7 @@ class Ensemble:
         form = (program.stage, count, length if chunk.even else None)
         arguments = (journal.replicas, shared, np.int32(chunk.start), np.int32(begin), lengths)
         journal.replicas, out = self._compiled("chunk", run, arguments, form)
-        running = int(np.sum(journal.status[journal.rows[journal.rows >= 0]] == RUNNING))
         journal.worked += len(journal.rows) * chunk.steps
-        journal.wasted += (len(journal.rows) - running) * chunk.steps * self.step_costs[program.stage]
         steps = chunk.start + np.cumsum(chunk.lengths)
         self._record(journal, jax.device_get(out), [self.columns[step] for step in steps.tolist()])
         real = journal.rows >= 0

@@ -11,6 +11,12 @@ from krogh.nn.tables import neurons
 from krogh.tasks.base import Batch
 
 
+def mean_cross_entropy(outputs: Float[Array, "batch classes"], y: Array) -> Float[Array, ""]:
+    """Mean of −log softmax(f)_y; labels as one-hot factors, so that the gradient needs no scatter."""
+    chosen = jnp.sum(outputs * jax.nn.one_hot(y, outputs.shape[-1], dtype=outputs.dtype), axis=-1)
+    return jnp.mean(jax.nn.logsumexp(outputs, axis=-1) - chosen)
+
+
 @dataclass(frozen=True)
 class NeuronDecay:
     """Mean cross-entropy + strength · Σ_i ‖ω_i‖₂^exponent, ω_i all weights of hidden neuron i (003 §7.3, §D.2).
@@ -25,11 +31,8 @@ class NeuronDecay:
 
     def __call__(self, network: Any, batch: Batch, key: PRNGKeyArray) -> tuple[Float[Array, ""], None]:
         outputs = network.on_domain() if self.whole else jax.vmap(network)(batch.x)
-        # a product with a one-hot label: its gradient needs no scatter
-        chosen = jnp.sum(outputs * jax.nn.one_hot(batch.y, outputs.shape[-1], dtype=outputs.dtype), axis=-1)
-        loss = jnp.mean(jax.nn.logsumexp(outputs, axis=-1) - chosen)
         squares = jnp.sum(neurons(network) ** 2, axis=1)
-        return loss + self.strength * jnp.sum(squares ** (self.exponent / 2)), None
+        return mean_cross_entropy(outputs, batch.y) + self.strength * jnp.sum(squares ** (self.exponent / 2)), None
 
 
 @dataclass(frozen=True)

@@ -42,6 +42,16 @@ def _attained(group: Group, network, gamma: float) -> dict[str, float]:
 # ------------------------------------------------------------------------------------------- Theorem 7.7
 
 
+# Columns of a table of constructions beside the theory.
+CONSTRUCTED = {
+    "gamma": ("γ* (theory)", ".6e"),
+    "lowest": ("construction/γ* − 1, lowest", ".1e"),
+    "highest": ("highest", ".1e"),
+    "wrong_range": ("wrong logits' range/γ*", ".1e"),
+    "width": ("width", "d"),
+}
+
+
 @dataclass(frozen=True)
 class Primes:
     primes: tuple[int, ...] = (5, 7, 13, 31, 71)
@@ -121,14 +131,7 @@ def one_formula(ds: xr.Dataset):
 
 @modular.figure
 def plot_modular(ds: xr.Dataset):
-    columns = {
-        "gamma": ("γ* (theory)", ".6e"),
-        "lowest": ("construction/γ* − 1, lowest", ".1e"),
-        "highest": ("highest", ".1e"),
-        "wrong_range": ("wrong logits' range/γ*", ".1e"),
-        "width": ("width", "d"),
-    }
-    return table_of(ds, "p", columns, "Thm 7.7: maximum margin of addition modulo p")
+    return table_of(ds, "p", CONSTRUCTED, "Thm 7.7: maximum margin of addition modulo p")
 
 
 # ------------------------------------------------------------------------------------------- Theorem 7.8
@@ -316,14 +319,7 @@ def printed_scaling(ds: xr.Dataset):
 
 @composition.figure
 def plot_groups(ds: xr.Dataset):
-    columns = {
-        "gamma": ("γ* (theory)", ".6e"),
-        "lowest": ("construction/γ* − 1, lowest", ".1e"),
-        "highest": ("highest", ".1e"),
-        "wrong_range": ("wrong logits' range/γ*", ".1e"),
-        "width": ("width", "d"),
-        "orthogonality": ("irreps' orthogonality error", ".1e"),
-    }
+    columns = CONSTRUCTED | {"orthogonality": ("irreps' orthogonality error", ".1e")}
     return table_of(ds, "group", columns, "Thm 7.9: maximum margin of group composition")
 
 

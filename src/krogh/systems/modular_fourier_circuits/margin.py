@@ -10,7 +10,7 @@ from krogh.lab import all_of, at_least, at_most, every, figures
 from krogh.lab.figures import curve_with_spread, new_figure
 from krogh.probes.spectra import frequency_power
 from krogh.systems.modular_fourier_circuits import system
-from krogh.systems.modular_fourier_circuits.spectra import draw_histograms, draw_neurons
+from krogh.systems.modular_fourier_circuits.spectra import draw_histograms, draw_neurons, training_makes_it
 from krogh.systems.modular_fourier_circuits.training import Case, trained
 from krogh.theory import modular_margin as theory
 
@@ -31,13 +31,11 @@ def draw_margin(ax, ds: xr.Dataset, label: str | None = None) -> None:
 # ------------------------------------------------------------------------------------------- Theorem 4.9
 
 
-@system.experiment(
+whole_table_3 = system.experiment(
     "thm-4.9",
     "Trained on the whole table, k = 3: one frequency per neuron, all frequencies, the maximum margin",
     presets={"smoke": SMOKE, "quick": WHOLE, "paper": replace(WHOLE, seeds=32)},
-)
-def whole_table_3(s: Case) -> xr.Dataset:
-    return trained(s)
+)(trained)
 
 
 @whole_table_3.claim(
@@ -62,27 +60,18 @@ def theorem_at_three(ds: xr.Dataset):
     )
 
 
-@whole_table_3.claim(
+whole_table_3.claim(
     "03.14",
     "Untrained embeddings have mean largest power <= 0.6, trained ones >= 0.95 (weighted by norm)",
     source="Fig 4.2 b, c",
     presets=("quick", "paper"),
-)
-def training_makes_it(ds: xr.Dataset):
-    return all_of(
-        before=at_most(ds.mean_power.isel(step=0), 0.6, over="seed"),
-        after=at_least(ds.weighted_power.isel(step=-1), 0.95, over="seed"),
-    )
+)(training_makes_it)
 
 
-@whole_table_3.figure
-def plot_whole_table_3(ds: xr.Dataset) -> "Figure":
-    return draw_histograms(ds)
+whole_table_3.figure(draw_histograms)
 
 
-@whole_table_3.figure
-def plot_whole_table_3_neurons(ds: xr.Dataset) -> "Figure":
-    return draw_neurons(ds)
+whole_table_3.figure(draw_neurons)
 
 
 @whole_table_3.figure
@@ -96,7 +85,7 @@ def plot_whole_table_3_phases(ds: xr.Dataset) -> "Figure":
     return figure
 
 
-@system.experiment(
+whole_table_4 = system.experiment(
     "thm-4.9-k4",
     "Trained on the whole table, k = 4",
     presets={
@@ -104,9 +93,7 @@ def plot_whole_table_3_phases(ds: xr.Dataset) -> "Figure":
         "quick": replace(WHOLE, k=4, p=7, penalty=5e-3, steps=8000),
         "paper": replace(WHOLE, k=4, p=7, penalty=5e-3, steps=8000, seeds=32),
     },
-)
-def whole_table_4(s: Case) -> xr.Dataset:
-    return trained(s)
+)(trained)
 
 
 @whole_table_4.claim(
@@ -124,12 +111,10 @@ def theorem_at_four(ds: xr.Dataset):
     )
 
 
-@whole_table_4.figure
-def plot_whole_table_4(ds: xr.Dataset) -> "Figure":
-    return draw_histograms(ds)
+whole_table_4.figure(draw_histograms)
 
 
-@system.experiment(
+whole_table_5 = system.experiment(
     "thm-4.9-k5",
     "Trained on the whole table, k = 5",
     presets={
@@ -137,9 +122,7 @@ def plot_whole_table_4(ds: xr.Dataset) -> "Figure":
         "quick": replace(WHOLE, k=5, p=5, penalty=5e-3, steps=4000),
         "paper": replace(WHOLE, k=5, p=5, penalty=5e-3, steps=6000, seeds=32),
     },
-)
-def whole_table_5(s: Case) -> xr.Dataset:
-    return trained(s)
+)(trained)
 
 
 @whole_table_5.claim(
@@ -156,9 +139,7 @@ def theorem_at_five(ds: xr.Dataset):
     )
 
 
-@whole_table_5.figure
-def plot_whole_table_5(ds: xr.Dataset) -> "Figure":
-    return draw_histograms(ds)
+whole_table_5.figure(draw_histograms)
 
 
 # ------------------------------------------------------------------------------------------- before training

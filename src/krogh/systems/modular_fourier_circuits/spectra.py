@@ -81,13 +81,21 @@ def fourier_features(ds: xr.Dataset, power: float, frequencies: int, shared: flo
     return all_of(**parts)
 
 
+def training_makes_it(ds: xr.Dataset):
+    """Claim 14: one frequency in a neuron is made by training."""
+    return all_of(
+        before=at_most(ds.mean_power.isel(step=0), 0.6, over="seed"),
+        after=at_least(ds.weighted_power.isel(step=-1), 0.95, over="seed"),
+    )
+
+
 # ------------------------------------------------------------------------------------------- k = 4
 
 HALF = Case(3, 31)
 SMOKE = Case(3, 7, batch=64, width=48, steps=200, seeds=2)
 
 
-@system.experiment(
+four_inputs = system.experiment(
     "fig-4.1",
     "Figures 4.1 and 4.2: cosines of all frequencies, k = 4",
     presets={
@@ -95,9 +103,7 @@ SMOKE = Case(3, 7, batch=64, width=48, steps=200, seeds=2)
         "quick": replace(HALF, k=4, p=11, steps=4000),
         "paper": replace(HALF, k=4, p=47, steps=14_000, records=14),
     },
-)
-def four_inputs(s: Case) -> xr.Dataset:
-    return trained(s)
+)(trained)
 
 
 @four_inputs.claim(
@@ -122,26 +128,14 @@ def scaled_four(ds: xr.Dataset):
     return fourier_features(ds, 0.95, 5)
 
 
-@four_inputs.figure
-def plot_neurons_4(ds: xr.Dataset) -> "Figure":
-    return draw_neurons(ds)
-
-
-@four_inputs.figure
-def plot_histograms_4(ds: xr.Dataset) -> "Figure":
-    return draw_histograms(ds)
-
-
 # ------------------------------------------------------------------------------------------- k = 3
 
 
-@system.experiment(
+three_inputs = system.experiment(
     "fig-C.1",
     "Figures C.1 and C.2: cosines of all frequencies, k = 3",
     presets={"smoke": SMOKE, "quick": HALF, "paper": replace(HALF, p=97, steps=20_000, records=20)},
-)
-def three_inputs(s: Case) -> xr.Dataset:
-    return trained(s)
+)(trained)
 
 
 @three_inputs.claim(
@@ -165,33 +159,18 @@ def original_three(ds: xr.Dataset):
     return fourier_features(ds, 0.98, 48)
 
 
-@three_inputs.claim(
+three_inputs.claim(
     "03.14",
     "Untrained embeddings have mean largest power <= 0.6, trained ones >= 0.95 (weighted by norm)",
     source="Fig C.2 b, c",
     presets=("quick", "paper"),
-)
-def training_makes_it(ds: xr.Dataset):
-    return all_of(
-        before=at_most(ds.mean_power.isel(step=0), 0.6, over="seed"),
-        after=at_least(ds.weighted_power.isel(step=-1), 0.95, over="seed"),
-    )
-
-
-@three_inputs.figure
-def plot_neurons_3(ds: xr.Dataset) -> "Figure":
-    return draw_neurons(ds)
-
-
-@three_inputs.figure
-def plot_histograms_3(ds: xr.Dataset) -> "Figure":
-    return draw_histograms(ds)
+)(training_makes_it)
 
 
 # ------------------------------------------------------------------------------------------- k = 5
 
 
-@system.experiment(
+five_inputs = system.experiment(
     "fig-C.3",
     "Figures C.3 and C.4: cosines of all frequencies, k = 5",
     presets={
@@ -199,9 +178,7 @@ def plot_histograms_3(ds: xr.Dataset) -> "Figure":
         "quick": replace(HALF, k=5, p=7, share=1.0, steps=2000),
         "paper": replace(HALF, k=5, p=23, steps=20_000, records=20),
     },
-)
-def five_inputs(s: Case) -> xr.Dataset:
-    return trained(s)
+)(trained)
 
 
 @five_inputs.claim(
@@ -215,11 +192,6 @@ def original_five(ds: xr.Dataset):
     return fourier_features(ds, 0.95, ds.attrs["p"] // 2)
 
 
-@five_inputs.figure
-def plot_neurons_5(ds: xr.Dataset) -> "Figure":
-    return draw_neurons(ds)
-
-
-@five_inputs.figure
-def plot_histograms_5(ds: xr.Dataset) -> "Figure":
-    return draw_histograms(ds)
+for experiment in (four_inputs, three_inputs, five_inputs):
+    experiment.figure(draw_neurons)
+    experiment.figure(draw_histograms)

@@ -2,13 +2,14 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import xarray as xr
+from jaxtyping import PRNGKeyArray
 
 from krogh.lab import all_of, at_least, at_most, every, share_at_least
 from krogh.lab.figures import COLOURS, new_figure, reported
@@ -21,6 +22,7 @@ from krogh.probes.basic import accuracy, correct
 from krogh.systems.pareto_frontiers import system
 from krogh.tasks.parity import SparseParity
 from krogh.train import SGD, Reach, Run, spec, sweep, train
+from krogh.train.seeds import over_seeds
 
 # ------------------------------------------------------------------------------------------- Figure C.2
 
@@ -185,11 +187,8 @@ def kernel(s: FixedFeatures) -> xr.Dataset:
                 validation=2000,
                 networks=False,
             ).data.reached
-            for seed in range(s.seeds):
-                with jax.enable_x64(True):
-                    error[i, j, seed] = _ridge_errors(
-                        jax.random.key(seed), task, width, m, s.test, jnp.asarray(s.ridges)
-                    )
+            measure = partial(_ridge_errors, task=task, width=width, m=m, test=s.test, ridges=s.ridges)
+            error[i, j] = over_seeds(measure, s.seeds, double=True)
     return xr.Dataset(
         {"ridge_error": (("m", "width", "seed", "ridge"), error), "reached": (("m", "width", "seed"), trained)},
         coords={"m": list(s.samples), "width": list(s.widths), "ridge": list(s.ridges)},
@@ -197,20 +196,21 @@ def kernel(s: FixedFeatures) -> xr.Dataset:
     )
 
 
-@eqx.filter_jit
-def _ridge_errors(key, task: SparseParity, width: int, m: int, test: int, ridges) -> jax.Array:
+def _ridge_errors(
+    key: PRNGKeyArray, task: SparseParity, width: int, m: int, test: int, ridges: tuple[float, ...]
+) -> jax.Array:
     """Test errors of ridge heads, one per strength, on the hidden layer of an untrained network."""
     init, data = jax.random.split(key)
     network = MLP(width).build(task, init)
     x, y, _ = task.sample(data, m + test)
-    x, y = x.astype(ridges.dtype), y.astype(ridges.dtype)
+    x, y = x.astype(float), y.astype(float)
     features = jax.vmap(network.hidden)
 
     def one(ridge):
         head = ridge_head(features, x[:m], y[:m], ridge)
         return 1 - jnp.mean(correct(head(features(x[m:])), y[m:]))
 
-    return jax.lax.map(one, ridges)
+    return jax.lax.map(one, jnp.asarray(ridges))
 
 
 @kernel.claim(
