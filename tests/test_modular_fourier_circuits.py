@@ -7,10 +7,10 @@ import pytest
 
 import krogh as kr
 from krogh.errors import InputError
-from krogh.nn.symbol_transformer import Transformer
+from krogh.lab.times import first_time
+from krogh.nn.decoder import SymbolTransformer
 from krogh.nn.tables import Lookup, LookupNetwork
 from krogh.probes.embeddings import TableMargin, attention_maps, closing_scores, folded_power
-from krogh.systems.modular_fourier_circuits.grokking import first_time
 from krogh.systems.modular_fourier_circuits.training import SHORT_TABLES, Case, MarginAdam, WarmUp
 from krogh.tasks.modular import ModularAddition, permuted
 from krogh.theory import modular_margin as theory
@@ -205,19 +205,19 @@ def test_scale_of_a_case_is_unit_logit():
 def test_the_transformer_is_attention_as_defined():
     """One block written out position by position, without projecting queries onto embeddings."""
     task = ModularAddition(5, 3)
-    network = Transformer(layers=2, heads=3, emb=8, attn=4).build(task, jax.random.key(0))
+    network = SymbolTransformer(layers=2, heads=3, emb=8, attn=4).build(task, jax.random.key(0))
     x = jnp.array([4, 0, 2])
     sequence = np.sqrt(8) * network.tokens[jnp.array([4, 0, 2, 5])] + network.positions
     for block in network.blocks:
-        n = jax.vmap(block.norm)(sequence)
-        q, k, v = (jnp.einsum("ne,eha->nha", n, matrix) for matrix in (block.query, block.key, block.value))
+        a, n = block.attention, block.norm(sequence)
+        q, k, v = (jnp.einsum("ne,eha->nha", n, matrix) for matrix in (a.query, a.key, a.value))
         rows = []
         for i in range(4):
             weights = jax.nn.softmax(jnp.einsum("ha,nha->hn", q[i], k[: i + 1]) / 2, axis=1)
-            rows.append(jnp.einsum("hn,nha,hae->e", weights, v[: i + 1], block.out))
+            rows.append(jnp.einsum("hn,nha,hae->e", weights, v[: i + 1], a.out))
         sequence = sequence + jnp.stack(rows)
-        hidden = jax.nn.gelu(jax.vmap(block.mlp_norm)(sequence) @ block.mlp_in + block.mlp_in_bias)
-        sequence = sequence + hidden @ block.mlp_out + block.mlp_out_bias
+        hidden = jax.nn.gelu(block.mlp_norm(sequence) @ block.mlp.inner.weight + block.mlp.inner.bias)
+        sequence = sequence + hidden @ block.mlp.outer.weight + block.mlp.outer.bias
     expected = network.norm(sequence[-1]) @ network.output + network.output_bias
     np.testing.assert_allclose(network(x), expected, rtol=2e-4, atol=2e-5)
 
@@ -233,10 +233,10 @@ def test_folded_power_of_one_two_dimensional_cosine():
 
 
 def test_attention_maps_and_closing_scores_agree_with_the_definition():
-    network = Transformer(heads=2, emb=8, attn=3).build(ModularAddition(5, 2), jax.random.key(0))
+    network = SymbolTransformer(heads=2, emb=8, attn=3).build(ModularAddition(5, 2), jax.random.key(0))
     block = network.blocks[0]
-    x = jax.vmap(block.norm)(np.sqrt(8) * network.tokens)
-    w = block.key[:, 1] @ block.query[:, 1].T
+    x = block.norm(np.sqrt(8) * network.tokens)
+    w = block.attention.key[:, 1] @ block.attention.query[:, 1].T
     np.testing.assert_allclose(attention_maps(network)[1], x[:5] @ w @ x[:5].T, rtol=1e-3, atol=1e-4)
     np.testing.assert_allclose(closing_scores(network)[1], x[:5] @ w @ x[5], rtol=1e-3, atol=1e-4)
 

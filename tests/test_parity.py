@@ -117,12 +117,13 @@ def direct_transformer(network: SignTransformer, x: np.ndarray) -> float:
     tokens = [p.tokens[1] if sign > 0 else p.tokens[0] for sign in x]
     sequence = np.array([*(t + position for t, position in zip(tokens, p.positions, strict=True)), p.tokens[2]])
     a = sequence[-1].copy()
-    for h in range(p.query.shape[1]):
-        scores = sequence[-1] @ p.query[:, h] @ (sequence @ p.key[:, h]).T / np.sqrt(p.query.shape[2])
+    head = p.attention
+    for h in range(head.query.shape[1]):
+        scores = sequence[-1] @ head.query[:, h] @ (sequence @ head.key[:, h]).T / np.sqrt(head.query.shape[2])
         weights = np.exp(scores - scores.max())
-        a += weights / weights.sum() @ sequence @ p.value[:, h] @ p.out[h]
-    hidden = np.asarray(jax.nn.gelu(a @ p.mlp_in + p.mlp_in_bias))
-    return float(p.output @ (a + hidden @ p.mlp_out + p.mlp_out_bias))
+        a += weights / weights.sum() @ sequence @ head.value[:, h] @ head.out[h]
+    hidden = np.asarray(jax.nn.gelu(a @ p.mlp.inner.weight + p.mlp.inner.bias))
+    return float(p.output @ (a + hidden @ p.mlp.outer.weight + p.mlp.outer.bias))
 
 
 def test_the_transformer_is_the_printed_formula():

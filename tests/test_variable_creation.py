@@ -12,7 +12,8 @@ import pytest
 import krogh as kr
 from krogh.errors import InputError
 from krogh.lab.system import systems
-from krogh.nn.bit_transformer import OneLayerTransformer, attention_norms, dropout_masks
+from krogh.nn.attention import dropout_masks
+from krogh.nn.bit_transformer import OneLayerTransformer, attention_norms
 from krogh.systems.variable_creation.conjunctions import fit, sample_complexity, weighted_loss
 from krogh.tasks.sparse_boolean import SparseBoolean, balanced_bias, consistent_conjunctions
 from krogh.theory import attention_capacity as capacity

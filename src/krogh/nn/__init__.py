@@ -3,6 +3,7 @@
 from krogh.nn import activations
 from krogh.nn.base import Architecture, Buffer
 from krogh.nn.bit_transformer import OneLayerTransformer
+from krogh.nn.decoder import CausalTransformer, SymbolTransformer
 from krogh.nn.mlp import MLP, DeepMLP
 from krogh.nn.polynet import DisjointPolyNet, PolyNet
 from krogh.nn.sparse import SparseRows
@@ -14,6 +15,7 @@ __all__ = [
     "MLP",
     "Architecture",
     "Buffer",
+    "CausalTransformer",
     "DeepMLP",
     "DisjointPolyNet",
     "Lookup",
@@ -21,6 +23,7 @@ __all__ = [
     "ParityTransformer",
     "PolyNet",
     "SparseRows",
+    "SymbolTransformer",
     "SymmetricReLU",
     "activations",
 ]

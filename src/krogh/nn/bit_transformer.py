@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from itertools import accumulate
 from typing import Any
 
 import equinox as eqx
@@ -10,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from krogh.nn.attention import Affine, LayerNorm, Pool, dropout_masks, layer_norm
 from krogh.nn.base import Architecture, Buffer, width_of
 from krogh.tasks.base import Task
 
@@ -17,44 +17,8 @@ from krogh.tasks.base import Task
 LARGEST, SCORE_RANGE = 60.0, 140.0
 
 
-class LayerNorm(eqx.Module):
-    """(x − mean)/std · scale + shift over the last axis."""
-
-    scale: Float[Array, " emb"]
-    shift: Float[Array, " emb"]
-
-    def __call__(self, x: Float[Array, "*batch emb"]) -> Float[Array, "*batch emb"]:
-        centred = x - x.mean(axis=-1, keepdims=True)
-        return centred * jax.lax.rsqrt(jnp.mean(centred**2, axis=-1, keepdims=True) + 1e-5) * self.scale + self.shift
-
-
-class Affine(eqx.Module):
-    """x W + b; W may have several output axes."""
-
-    weight: Array
-    bias: Array
-
-    def __call__(self, x: Float[Array, "*batch inputs"]) -> Array:
-        return jnp.tensordot(x, self.weight, 1) + self.bias
-
-
-def dropout_masks(key: PRNGKeyArray, rate: float, *shapes: tuple[int, ...]) -> list[Array]:
-    """Factors that are 0 with probability `rate`, in steps of 1/256, and 1/(1 − rate) otherwise, of these shapes.
-
-    Random words are a third of a step's cost, hence 8 bits each; all come from one draw, because every further call of
-    the generator would cost a second of compilation.
-    """
-    if rate == 0:
-        return [jnp.ones(shape) for shape in shapes]
-    sizes = [math.prod(shape) for shape in shapes]
-    dropped = round(rate * 256)
-    kept = jax.random.bits(key, (sum(sizes),), jnp.uint8) >= dropped
-    parts = jnp.split(jnp.where(kept, 256 / (256 - dropped), 0.0), list(accumulate(sizes))[:-1])
-    return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
-
-
 class BitTransformer(eqx.Module):
-    """Of the one layer only the [CLS] row is computed:
+    """Unlike a `Decoder` it has one layer of which only the [CLS] row is computed, and biased projections:
 
         z = [E_{b_t} + P_t; E_CLS + P_CLS];  a = z_CLS + Attention(LN z)_CLS;  f = LN(a + MLP(LN a)) W.
 
@@ -163,35 +127,25 @@ class OneLayerTransformer(Architecture):
         emb, heads, attn, mlp = self.emb, self.heads, self.attn, self.mlp
         n1, outputs = task.in_shape[0] + 1, task.outputs
         normal_key, mask_key = jax.random.split(key)
-        # one draw for all matrices: each would be compiled apart
         total = emb * (3 + n1 + 4 * heads * attn + 2 * mlp + outputs)
-        pool = self.scale * jax.random.normal(normal_key, (total,))
-        used = 0
-
-        def normal(*shape: int) -> Array:
-            nonlocal used
-            used += math.prod(shape)
-            return pool[used - math.prod(shape) : used].reshape(shape)
+        pool = Pool(self.scale * jax.random.normal(normal_key, (total,)))
 
         def affine(inputs: int, *outputs: int) -> Affine:
-            return Affine(normal(inputs, *outputs), jnp.zeros(outputs))
-
-        def norm() -> LayerNorm:
-            return LayerNorm(jnp.ones(emb), jnp.zeros(emb))
+            return Affine(pool.take(inputs, *outputs), jnp.zeros(outputs))
 
         return BitTransformer(
-            tokens=normal(3, emb),
-            positions=normal(n1, emb),
-            norm=norm(),
+            tokens=pool.take(3, emb),
+            positions=pool.take(n1, emb),
+            norm=layer_norm(emb),
             query=affine(emb, heads, attn),
-            key=normal(emb, heads, attn),
+            key=pool.take(emb, heads, attn),
             value=affine(emb, heads, attn),
             out=affine(heads * attn, emb),
-            mlp_norm=norm(),
+            mlp_norm=layer_norm(emb),
             mlp_in=affine(emb, mlp),
             mlp_out=affine(mlp, emb),
-            last_norm=norm(),
-            output=normal(emb, outputs),
+            last_norm=layer_norm(emb),
+            output=pool.take(emb, outputs),
             masks=Buffer(jax.random.bits(mask_key)),
             dropout=self.dropout,
             embedding_dropout=self.embedding_dropout,

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
-from krogh.nn.symbol_transformer import SymbolTransformer
+from krogh.nn.decoder import Decoder
 from krogh.probes.basic import probe
 from krogh.probes.margins import margins, neuron_norms
 from krogh.probes.spectra import frequency_power
@@ -17,20 +17,20 @@ from krogh.tasks.modular import ROUNDS, ModularAddition, permuted
 ROWS_AT_ONCE = 4096
 
 
-def attention_maps(network: SymbolTransformer) -> Float[Array, "heads p p"]:
+def attention_maps(network: Decoder) -> Float[Array, "heads p p"]:
     """S_h = X K_h (X Q_h)ᵀ of the first block, X the layer-normed embeddings of the p numbers: W^{KQ} on tokens."""
     block = network.blocks[0]
-    x = jax.vmap(block.norm)(network.embedded()[:-1])
-    keys, queries = (jnp.einsum("pe,eha->hpa", x, weights) for weights in (block.key, block.query))
+    x = block.normed(network.embedded()[:-1])
+    keys, queries = (jnp.einsum("pe,eha->hpa", x, w) for w in (block.attention.key, block.attention.query))
     return keys @ queries.swapaxes(1, 2)
 
 
-def closing_scores(network: SymbolTransformer) -> Float[Array, "heads p"]:
+def closing_scores(network: Decoder) -> Float[Array, "heads p"]:
     """s_h(a) = X_a K_h (X_= Q_h)ᵀ: how much "=" looks at each number, all of W^{KQ} that a single layer uses."""
     block = network.blocks[0]
-    x = jax.vmap(block.norm)(network.embedded())
-    query = jnp.einsum("e,eha->ha", x[-1], block.query)
-    return jnp.einsum("pe,eha,ha->hp", x[:-1], block.key, query)
+    x = block.normed(network.embedded())
+    query = jnp.einsum("e,eha->ha", x[-1], block.attention.query)
+    return jnp.einsum("pe,eha,ha->hp", x[:-1], block.attention.key, query)
 
 
 def folded_power(maps: Float[Array, "... p p"]) -> Float[Array, "... f f"]:
@@ -52,7 +52,7 @@ def folded_power(maps: Float[Array, "... p p"]) -> Float[Array, "... f f"]:
         "embedding_power": ("frequency",),
     }
 )
-def attention_spectra(network: SymbolTransformer) -> dict[str, Array]:
+def attention_spectra(network: Decoder) -> dict[str, Array]:
     """For every head the largest share of a frequency pair in S_h, and of a frequency in the scores of "="; and the
     embeddings' power at each frequency 1, …, p/2 as a share of the whole but the mean."""
     power = jnp.sum(jnp.abs(jnp.fft.rfft(network.tokens[:-1], axis=0)) ** 2, axis=1)[1:]

@@ -31,6 +31,7 @@ class Learner(eqx.Module):
     order              minibatches of a sample: "epochs" (reshuffled) or "replacement"
     decay              "gradient": λθ is added to the gradient; "decoupled": θ shrinks by lr·λ beside the
                        update; "direct": θ shrinks by λ itself
+    decay_matrices     only parameters with two axes or more decay, biases and norms do not
     schedule           factor on lr as a function of the step within the stage
     truncate           gradient entries with |g| ≤ truncate are set to zero
     noise              standard deviation of Gaussian noise added to every gradient entry
@@ -41,6 +42,7 @@ class Learner(eqx.Module):
     loss: str | Loss = eqx.field(static=True, default="hinge")
     weight_decay: Rate | None = None
     decay: str = eqx.field(static=True, default="gradient")
+    decay_matrices: bool = eqx.field(static=True, default=False)
     samples: int | str | None = eqx.field(static=True, default=None)
     order: str = eqx.field(static=True, default="epochs")
     objective: Objective | None = eqx.field(static=True, default=None)
@@ -101,6 +103,8 @@ class Learner(eqx.Module):
             keys = jax.tree.unflatten(jax.tree.structure(gradient), list(keys))
             gradient = jax.tree.map(lambda g, k: g + noise * jax.random.normal(k, g.shape), gradient, keys)
         decay = None if self.weight_decay is None else per_field("weight_decay", self.weight_decay, free)
+        if decay is not None and self.decay_matrices:
+            decay = jax.tree.map(lambda w, p: w if p.ndim > 1 else 0.0, decay, free)
         rate = per_field("lr", self.lr, free)
         if self.schedule is not None:
             factor = self.schedule(step)

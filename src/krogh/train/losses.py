@@ -36,6 +36,15 @@ def cross_entropy(output: Float[Array, " classes"], y: Array) -> Float[Array, ""
     return -jax.nn.log_softmax(output)[y.astype(jnp.int32)]
 
 
+def mean_cross_entropy(outputs: Float[Array, "*positions classes"], y: Array) -> Float[Array, ""]:
+    """Mean of −log softmax(f)_y over a batch or over the positions of a sequence, on which it serves as a loss.
+
+    Labels are one-hot factors, so that the gradient needs no scatter.
+    """
+    chosen = jnp.sum(outputs * jax.nn.one_hot(y, outputs.shape[-1], dtype=outputs.dtype), axis=-1)
+    return jnp.mean(jax.nn.logsumexp(outputs, axis=-1) - chosen)
+
+
 LOSSES: dict[str, Loss] = {
     "hinge": hinge,
     "square": square,

@@ -9,12 +9,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from krogh.nn.tables import neurons
 from krogh.tasks.base import Batch
-
-
-def mean_cross_entropy(outputs: Float[Array, "batch classes"], y: Array) -> Float[Array, ""]:
-    """Mean of −log softmax(f)_y; labels as one-hot factors, so that the gradient needs no scatter."""
-    chosen = jnp.sum(outputs * jax.nn.one_hot(y, outputs.shape[-1], dtype=outputs.dtype), axis=-1)
-    return jnp.mean(jax.nn.logsumexp(outputs, axis=-1) - chosen)
+from krogh.train.losses import mean_cross_entropy
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from jaxtyping import Array
 
 from krogh.lab import all_of, at_least, figures
 from krogh.lab.figures import curve_with_spread, new_figure
-from krogh.nn.symbol_transformer import SymbolTransformer, Transformer
+from krogh.nn.decoder import Decoder, SymbolTransformer
 from krogh.probes.basic import accuracy, probe
 from krogh.probes.embeddings import attention_maps, attention_spectra, folded_power
 from krogh.systems.modular_fourier_circuits import system
@@ -59,7 +59,7 @@ ORIGINAL = Attention(
 
 
 @probe(dims=("shown", "key", "query"))
-def shown_maps(network: SymbolTransformer) -> Array:
+def shown_maps(network: Decoder) -> Array:
     """S_h of the first heads: before training heads are exchangeable, so these are random ones."""
     return attention_maps(network)[:HEADS_SHOWN]
 
@@ -67,7 +67,7 @@ def shown_maps(network: SymbolTransformer) -> Array:
 def attention(s: Attention) -> xr.Dataset:
     described = spec(
         ModularAddition(s.p, s.k),
-        Transformer(layers=1, heads=s.heads, emb=s.emb, attn=s.attn),
+        SymbolTransformer(layers=1, heads=s.heads, emb=s.emb, attn=s.attn),
         Adam(
             lr=s.lr,
             batch=s.batch,

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float
 from krogh.lab import all_of, at_least, at_most
 from krogh.lab.figures import curve_with_spread, new_figure
 from krogh.lab.times import first_time
-from krogh.nn.symbol_transformer import SymbolTransformer, Transformer
+from krogh.nn.decoder import Decoder, SymbolTransformer
 from krogh.probes.basic import correct, outputs_on
 from krogh.systems.modular_fourier_circuits import system
 from krogh.systems.modular_fourier_circuits.training import WarmUp
@@ -54,7 +54,7 @@ ORIGINAL = Grokking(
 )
 
 
-def accuracies(network: SymbolTransformer, task: ModularAddition, validation: Batch) -> dict[str, Float[Array, ""]]:
+def accuracies(network: Decoder, task: ModularAddition, validation: Batch) -> dict[str, Float[Array, ""]]:
     """Accuracy on the held-out part of the table, and on the seen part or 2048 rows of it, in one pass."""
     seen = task.sample(jax.random.key(0), min(task.seen, EVALUATED))
     outputs = outputs_on(network, jnp.concatenate([validation.x, seen.x]))
@@ -78,7 +78,7 @@ def curves(s: Grokking) -> xr.Dataset:
         )
         run = train(
             task,
-            Transformer(s.layers, s.heads, s.emb, s.attn),
+            SymbolTransformer(s.layers, s.heads, s.emb, s.attn),
             learner,
             steps,
             seeds=s.seeds,

@@ -20,7 +20,7 @@ from krogh.tasks.base import Batch
 from krogh.tasks.modular import ModularAddition
 from krogh.theory import modular_margin as theory
 from krogh.train import Adam, Run, Spec, spec, sweep
-from krogh.train.objectives import mean_cross_entropy
+from krogh.train.losses import mean_cross_entropy
 
 # Below so many one-hot columns a matrix product is faster than picking rows, and its gradient than a scatter.
 SHORT_TABLES = 48

@@ -1,0 +1,226 @@
+"""Transformers that read a sequence from left to right."""
+
+import math
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from krogh.errors import InputError, nearest
+from krogh.nn.attention import (
+    Affine,
+    Attention,
+    Block,
+    FeedForward,
+    LayerNorm,
+    Pool,
+    dropout_masks,
+    layer_norm,
+    sinusoidal,
+)
+from krogh.nn.base import Architecture, Buffer, width_of
+from krogh.tasks.base import Task
+
+
+class Decoder(eqx.Module):
+    """Causal blocks over a sequence of symbols or of vectors, read out after a last layer norm:
+
+        s = √emb · tokens[x] + positions  (symbols)  or  x · tokens + positions  (vectors);  f = LN(blocks(s)) W + b.
+
+    closing   append the last symbol ("=") to every input
+    reads     "last": outputs at the last position alone, where the last block is then computed; "all": at every one
+    """
+
+    tokens: Float[Array, "symbols emb"]
+    positions: Float[Array, "n emb"] | Buffer | None
+    blocks: tuple[Block, ...]
+    norm: LayerNorm | None
+    output: Float[Array, "emb outputs"]
+    output_bias: Float[Array, " outputs"] | None = None
+    masks: Buffer | None = None
+    dropout: float = eqx.field(static=True, default=0.0)
+    scale: float = eqx.field(static=True, default=1.0)
+    closing: bool = eqx.field(static=True, default=False)
+    reads: str = eqx.field(static=True, default="all")
+
+    def embedded(self) -> Float[Array, "symbols emb"]:
+        """Every symbol as it enters the first block, before its position is added."""
+        return self.scale * self.tokens
+
+    def sequence(self, x: Array) -> Float[Array, "n emb"]:
+        """One input as it enters the first block."""
+        if jnp.issubdtype(x.dtype, jnp.integer):
+            symbols = jnp.append(x, len(self.tokens) - 1) if self.closing else x
+            sequence = self.embedded()[symbols]
+        else:
+            sequence = x @ self.embedded()
+        if self.positions is None:
+            return sequence
+        positions = self.positions.value if isinstance(self.positions, Buffer) else self.positions
+        return sequence + positions[: len(sequence)]
+
+    def _run(self, x: Array, masks: list[list[Array]] | None) -> Array:
+        sequence = self.sequence(x)
+        if masks:
+            sequence = sequence * masks[0][0]
+        for i, block in enumerate(self.blocks):
+            first = len(sequence) - 1 if self.reads == "last" and i == len(self.blocks) - 1 else 0
+            sequence = block(sequence, first, masks[i + 1]) if masks else block(sequence, first)
+        state = sequence if self.norm is None else self.norm(sequence)
+        outputs = state @ self.output
+        if self.output_bias is not None:
+            outputs = outputs + self.output_bias
+        outputs = outputs[-1] if self.reads == "last" else outputs
+        return outputs[..., 0] if self.output.shape[1] == 1 else outputs
+
+    def __call__(self, x: Array) -> Array:
+        return self._run(x, None)
+
+    def attention(self, x: Array) -> list[Float[Array, "heads n n"]]:
+        """Attention maps of every layer on one input."""
+        sequence, maps = self.sequence(x), []
+        for block in self.blocks:
+            maps.append(block.attention.weights(block.normed(sequence)))
+            sequence = block(sequence)
+        return maps
+
+    def batch(self, x: Array, key: PRNGKeyArray) -> tuple[Array, "Decoder"]:
+        """Outputs with dropout on embeddings, attention weights and residual branches."""
+        if self.dropout == 0 or self.masks is None:
+            return jax.vmap(self)(x), self
+        size, n, emb = len(x), x.shape[1] + self.closing, self.tokens.shape[1]
+        layers, shapes = [], [(size, n, emb)]
+        for i, block in enumerate(self.blocks):
+            queries = 1 if self.reads == "last" and i == len(self.blocks) - 1 else n
+            branch = (size, queries, emb)
+            layers.append([(size, block.attention.key.shape[1], queries, n), branch, branch])
+            shapes += layers[-1] if block.mlp is not None else layers[-1][:2]
+        # The masks depend on the initialisation too: a restart on the same data has its own.
+        drawn = iter(dropout_masks(jax.random.fold_in(key, self.masks.value), self.dropout, *shapes))
+        masks = [[next(drawn)]] + [[next(drawn) for _ in range(2 + (b.mlp is not None))] for b in self.blocks]
+        return jax.vmap(self._run)(x, masks), self
+
+
+POSITIONS = ("learned", "relative", "sinusoidal", "none")
+
+
+class CausalTransformer(Architecture):
+    """A decoder on the symbols (`task.elements` of them) or the vectors of a task.
+
+    mlp         width of the feed-forward part; None for attention alone
+    attn        dimension of a head; None for emb/heads
+    positions   "learned" (added to the tokens), "relative" (added to the keys), "sinusoidal" or "none"
+    norm        pre-norms in every block and a last one
+    reads       "all" or "last" position
+    scale       every matrix starts as N(0, scale²), the output projections of attention with half of that
+
+    Linear maps have no biases except in the feed-forward part, where they start at zero.
+    """
+
+    layers: int = eqx.field(static=True, default=2)
+    heads: int = eqx.field(static=True, default=1)
+    emb: int = eqx.field(static=True, default=16)
+    attn: int | None = eqx.field(static=True, default=None)
+    mlp: int | None = eqx.field(static=True, default=None)
+    positions: str = eqx.field(static=True, default="relative")
+    norm: bool = eqx.field(static=True, default=True)
+    dropout: float = eqx.field(static=True, default=0.0)
+    reads: str = eqx.field(static=True, default="all")
+    scale: float = 0.02
+
+    def __check_init__(self):
+        width_of(layers=self.layers, heads=self.heads, emb=self.emb, attn=self.attn or 1, mlp=self.mlp or 1)
+        if self.positions not in POSITIONS:
+            allowed = ", ".join(POSITIONS)
+            raise InputError(
+                f"positions must be one of {allowed}, got {self.positions!r}{nearest(self.positions, POSITIONS)}"
+            )
+        if self.reads not in ("all", "last"):
+            raise InputError(f"reads must be 'all' or 'last', got {self.reads!r}")
+        if self.attn is None and self.emb % self.heads:
+            raise InputError(f"emb={self.emb} cannot be divided by heads={self.heads}; set attn")
+
+    def build(self, task: Task, key: PRNGKeyArray) -> Decoder:
+        n, symbols = task.in_shape[0], task.in_shape[1] if len(task.in_shape) == 2 else task.elements  # type: ignore[attr-defined]
+        emb, heads, mlp = self.emb, self.heads, self.mlp or 0
+        attn = self.attn or emb // heads
+        relative = n if self.positions == "relative" else 0
+        learned = n if self.positions == "learned" else 0
+        a_layer = heads * attn * (4 * emb + relative) + 2 * emb * mlp
+        number_key, mask_key = jax.random.split(key)
+        total = emb * (symbols + learned + task.outputs) + self.layers * a_layer
+        pool = Pool(self.scale * jax.random.normal(number_key, (total,)))
+
+        def block() -> Block:
+            query, key, value = (pool.take(emb, heads, attn) for _ in range(3))
+            attention = Attention(
+                query, key, value, pool.take(heads, attn, emb) / 2, pool.take(n, heads, attn) if relative else None
+            )
+            inner = Affine(pool.take(emb, mlp), jnp.zeros(mlp))
+            return Block(
+                attention,
+                layer_norm(emb) if self.norm else None,
+                FeedForward(inner, Affine(pool.take(mlp, emb), jnp.zeros(emb))) if mlp else None,
+                layer_norm(emb) if self.norm and mlp else None,
+            )
+
+        places = {"learned": lambda: pool.take(n, emb), "sinusoidal": lambda: Buffer(sinusoidal(n, emb))}
+        return Decoder(
+            tokens=pool.take(symbols, emb),
+            positions=places.get(self.positions, lambda: None)(),
+            blocks=tuple(block() for _ in range(self.layers)),
+            norm=layer_norm(emb) if self.norm else None,
+            output=pool.take(emb, task.outputs),
+            masks=Buffer(jax.random.bits(mask_key)) if self.dropout else None,
+            dropout=self.dropout,
+            reads=self.reads,
+        )
+
+
+class SymbolTransformer(Architecture):
+    """A transformer that reads x_1, …, x_n "=" and answers at "=" (000 §4.5); √emb multiplies the tokens.
+
+    Embeddings start as N(0, 1), matrices as U[−1/√fan_in, 1/√fan_in], biases at zero. A head's dimension
+    `attn` does not depend on how many there are.
+    """
+
+    layers: int = eqx.field(static=True, default=1)
+    heads: int = eqx.field(static=True, default=160)
+    emb: int = eqx.field(static=True, default=128)
+    attn: int = eqx.field(static=True, default=32)
+    mlp: int | None = eqx.field(static=True, default=None)
+
+    def __check_init__(self):
+        width_of(layers=self.layers, heads=self.heads, emb=self.emb, attn=self.attn, mlp=self.mlp or 1)
+
+    def build(self, task: Task, key: PRNGKeyArray) -> Decoder:
+        symbols, places = task.elements + 1, task.in_shape[0] + 1  # type: ignore[attr-defined]
+        embedding_key, output_key, *keys = jax.random.split(key, 2 + self.layers)
+        embeddings = jax.random.normal(embedding_key, (symbols + places, self.emb))
+        bound = 1 / math.sqrt(self.emb)
+        return Decoder(
+            tokens=embeddings[:symbols],
+            positions=embeddings[symbols:],
+            blocks=tuple(self._block(key) for key in keys),
+            norm=layer_norm(self.emb),
+            output=jax.random.uniform(output_key, (self.emb, task.outputs), minval=-bound, maxval=bound),
+            output_bias=jnp.zeros(task.outputs),
+            scale=math.sqrt(self.emb),
+            closing=True,
+            reads="last",
+        )
+
+    def _block(self, key: PRNGKeyArray) -> Block:
+        emb, heads, attn, mlp = self.emb, self.heads, self.attn, self.mlp or 4 * self.emb
+        total = emb * (4 * heads * attn + 2 * mlp)
+        pool = Pool(jax.random.uniform(key, (total,), minval=-1.0, maxval=1.0))
+
+        def matrix(fan_in: int, *shape: int) -> Array:
+            return pool.take(*shape) / math.sqrt(fan_in)
+
+        query, key_matrix, value = (matrix(emb, emb, heads, attn) for _ in range(3))
+        attention = Attention(query, key_matrix, value, matrix(heads * attn, heads, attn, emb))
+        inner = Affine(matrix(emb, emb, mlp), jnp.zeros(mlp))
+        outer = Affine(matrix(mlp, mlp, emb), jnp.zeros(emb))
+        return Block(attention, layer_norm(emb), FeedForward(inner, outer), layer_norm(emb))
