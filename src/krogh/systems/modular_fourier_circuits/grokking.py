@@ -28,16 +28,16 @@ EVALUATED = 2048
 
 @dataclass(frozen=True)
 class Grokking:
-    """`cases`: k, p and steps of each panel."""
+    """`cases`: k, p and steps of each panel. A narrower Transformer takes a larger learning rate."""
 
-    cases: tuple[tuple[int, int, int], ...] = ((2, 31, 400), (3, 11, 500), (4, 7, 700), (5, 5, 800))
+    cases: tuple[tuple[int, int, int], ...] = ((2, 31, 1000), (3, 11, 1500), (4, 7, 2000), (5, 5, 2500))
     layers: int = 2
     heads: int = 4
-    emb: int = 64
-    attn: int = 16
-    lr: float = 1e-3
+    emb: int = 32
+    attn: int = 8
+    lr: float = 3e-3
     weight_decay: float = 1e-3
-    batch: int = 512
+    batch: int = 256
     every: int = 20
     seeds: int = 8
     precision: str = "highest"
@@ -48,6 +48,7 @@ ORIGINAL = Grokking(
     heads=160,
     emb=128,
     attn=32,
+    lr=1e-3,
     batch=1024,
     every=50,
     precision="tensorfloat32",
@@ -170,7 +171,7 @@ def plot_gap(ds: xr.Dataset) -> "Figure":
 
 # ------------------------------------------------------------------------------------------- the complete jump
 
-SMALL = Grokking(cases=((2, 31, 3000), (3, 11, 1200), (4, 7, 800), (5, 5, 800)), weight_decay=1.0)
+SMALL = Grokking(cases=((2, 31, 4000), (3, 11, 2000), (4, 7, 2500), (5, 5, 2500)), weight_decay=1.0)
 
 
 grokking_decay = system.experiment(
