@@ -1,5 +1,7 @@
 """Gradient descent on least squares, as a looped transformer runs it: exact errors, bounds, conditioning (000 §8.5)."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -20,7 +22,7 @@ def gradient_descent(
 
 
 def log_decay(
-    gram: Float[np.ndarray, "*batch d d"], start: Float[np.ndarray, "*batch d"], eta: ArrayLike, powers: ArrayLike
+    gram: Float[Any, "*batch d d"], start: Float[Any, "*batch d"], eta: ArrayLike, powers: ArrayLike
 ) -> Float[np.ndarray, "*batch powers"]:
     """log(Σ_i |1 − ηλ_i|^p c_i² / Σ_i c_i²), XᵀX = V diag(λ) Vᵀ, c = Vᵀ·start, start = θ⁰ − θ*.
 
@@ -39,23 +41,23 @@ def log_decay(
     return np.logaddexp.reduce(logs, axis=-1)
 
 
-def curvature(gram: Float[np.ndarray, "*batch d d"]) -> tuple[np.ndarray, np.ndarray]:
+def curvature(gram: Float[Any, "*batch d d"]) -> tuple[np.ndarray, np.ndarray]:
     """L = λ_max(XᵀX) and μ = λ_min(XᵀX); κ = L/μ (000 Def 8.12, Lemmas 8.20, 8.22)."""
     values = np.linalg.eigvalsh(gram)
     return values[..., -1], values[..., 0]
 
 
-def log_contraction(eta: ArrayLike, mu: ArrayLike, t: ArrayLike) -> np.ndarray:
+def log_contraction(eta: ArrayLike, mu: ArrayLike, t: ArrayLike) -> Any:
     """Lemma 8.23: log of ‖θᵗ − θ*‖²/‖θ⁰ − θ*‖² is at most t log(1 − ημ), for η ≤ 1/L."""
     return np.asarray(t) * np.log1p(-np.asarray(eta, float) * mu)
 
 
-def log_error_bound(kappa: ArrayLike, t: ArrayLike) -> np.ndarray:
+def log_error_bound(kappa: ArrayLike, t: ArrayLike) -> Any:
     """Theorem 8.25: log of ‖θᵗ − θ*‖²/‖θ⁰ − θ*‖² is at most −t/κ with the step 1/L."""
     return -np.asarray(t) / np.asarray(kappa, float)
 
 
-def log_prediction_bound(kappa: ArrayLike, t: ArrayLike, printed: bool = True) -> np.ndarray:
+def log_prediction_bound(kappa: ArrayLike, t: ArrayLike, printed: bool = True) -> Any:
     """Theorem 8.16: log of |⟨TF, θ*⟩ − α|/|α| is at most −t/(2κ) after t loops with the step 1/L.
 
     printed=False: −t/κ, ours. From q = 0 the miss is Σ_i (1 − λ_i/L)^t ⟨v_i, θ*⟩², no detour by Cauchy–Schwarz.
@@ -63,18 +65,18 @@ def log_prediction_bound(kappa: ArrayLike, t: ArrayLike, printed: bool = True) -
     return log_error_bound(kappa, t) / (2 if printed else 1)
 
 
-def tail_slope(kappa: ArrayLike) -> np.ndarray:
+def tail_slope(kappa: ArrayLike) -> Any:
     """2 log(1 − 1/κ): the slope to which the log of the squared error tends with the step 1/L."""
     return 2 * np.log1p(-1 / np.asarray(kappa, float))
 
 
-def older_bound(t: ArrayLike, d: int, n: ArrayLike) -> np.ndarray:
+def older_bound(t: ArrayLike, d: int, n: ArrayLike) -> Any:
     """8 T d² 4^T/√n, the bound of earlier work, which needs n ≥ (8 T d² 4^T)² to be at most 1 (000 Thm 8.17)."""
     t = np.asarray(t, float)
     return 8 * t * d**2 * 4**t / np.sqrt(np.asarray(n, float))
 
 
-def limiting_kappa(ratio: ArrayLike) -> np.ndarray:
+def limiting_kappa(ratio: ArrayLike) -> Any:
     """((1 + √r)/(1 − √r))², r = d/n: κ of Gaussian XᵀX as n and d grow together (Marchenko and Pastur's edges)."""
     root = np.sqrt(np.asarray(ratio, float))
     return ((1 + root) / (1 - root)) ** 2
