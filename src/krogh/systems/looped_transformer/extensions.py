@@ -180,18 +180,18 @@ def plot_one_loop(ds: xr.Dataset):
 class Trained:
     """Adam on (<TF, theta*> - alpha)^2 through all loops with the step 1/trace, from Gaussian Q and P.
 
-    Seeds 0-15 were looked at when the thresholds were chosen; the experiment's own begin at 100.
+    Seeds below 200 were looked at when the thresholds were chosen; the experiment's own begin there.
     """
 
     n: int = 16
     d: int = 4
     loops: int = 4
-    scales: tuple[float, ...] = (0.02, 0.1, 0.3)
+    scales: tuple[float, ...] = (0.02, 0.3)
     steps: int = 2000
     lr: float = 0.01
     batch: int = 64
     prompts: int = 1000
-    seeds: int = 32
+    seeds: int = 48
 
 
 def relative_miss(network, validation):
@@ -217,7 +217,7 @@ def trained(s: Trained) -> xr.Dataset:
             LoopedTransformer(s.loops, "gaussian"),
             Adam(lr=s.lr, batch=s.batch, loss=squared_miss),
             s.steps,
-            seeds=range(100, 100 + s.seeds),
+            seeds=range(200, 200 + s.seeds),
             probes=[relative_miss],
             every=max(1, s.steps // 40),
             validation=256,
@@ -283,18 +283,18 @@ def better_than_gradient_descent(ds: xr.Dataset):
 
 @trained.claim(
     "07.E4",
-    "Ours: where training succeeds it does not find the construction (tr Q_11/(d Q_22) = 1, P_22 = 0) but Q near "
-    "diag(0, b) and P near a multiple of I: |tr Q_11/(d Q_22)| <= 0.2 and P_22 d/tr P_11 in [0.8, 1.2] in >= 90 % of "
-    "the successful replicas",
+    "Ours: where training from scale 0.02 succeeds it does not find the construction (tr Q_11/(d Q_22) = 1, P_22 = 0) "
+    "but Q near diag(0, b) and P near a multiple of I: |tr Q_11/(d Q_22)| <= 0.2 and P_22 d/tr P_11 in [0.8, 1.2] in "
+    ">= 90 % of the successful replicas",
     source="extension of Lemma 8.13",
     presets=("quick", "paper"),
     finding="With P a multiple of I the alpha left in the prompt is the network's own prediction error, and Q = "
     "diag(0, b) drives it to zero along X'y: the one-loop answer of 07.E2, not gradient descent on theta.",
 )
 def finds_the_shortcut(ds: xr.Dataset):
-    solved = _solved(ds).values.ravel()
-    near = (abs(ds.query_part) <= 0.2) & (ds.answer_part >= 0.8) & (ds.answer_part <= 1.2)
-    return share_at_least(near.values.ravel()[solved], 0.9)
+    small = ds.sel(scale=0.02)
+    near = (abs(small.query_part) <= 0.2) & (small.answer_part >= 0.8) & (small.answer_part <= 1.2)
+    return share_at_least(near[_solved(ds).sel(scale=0.02)], 0.9, over="seed")
 
 
 @trained.claim(
@@ -306,6 +306,20 @@ def finds_the_shortcut(ds: xr.Dataset):
 def scale_matters(ds: xr.Dataset):
     stuck = (~_solved(ds)).astype(float)
     return at_least(stuck.sel(scale=0.3) - stuck.sel(scale=0.02), 0.0, over="seed")
+
+
+@trained.claim(
+    "07.E6",
+    "Ours: a successful network run for four times the loops it was trained for has a larger error than at those, in "
+    ">= 90 % of the successful replicas from scale 0.02: unlike gradient descent's, its error does not fall with the "
+    "loops",
+    source="extension of Thm 8.16",
+    presets=("quick", "paper"),
+)
+def only_as_long_as_trained(ds: xr.Dataset):
+    small = ds.missed.sel(scale=0.02)
+    longer = small.isel(loop=-1) > small.sel(loop=ds.attrs["loops"])
+    return share_at_least(longer[_solved(ds).sel(scale=0.02)], 0.9, over="seed")
 
 
 @trained.figure
