@@ -85,6 +85,8 @@ def plot_conditioning(ds: xr.Dataset):
     curve_with_spread(right, ds.wide, x="d", over="draw", label=f"n = {ratio} d", marker="o", markersize=2)
     theory(right, ds.d, np.full(ds.sizes["d"], limiting_kappa(1 / ratio)), "limit of large d")
     right.set(xlabel="dimension d", ylabel="κ", xscale="log")
+    right.set_xticks(ds.d.values, labels=[str(d) for d in ds.d.values])
+    right.minorticks_off()
     right.legend(fontsize=6)
     return figure
 
@@ -139,7 +141,7 @@ def bounds_compared(ds: xr.Dataset):
 @bounds.figure
 def plot_bounds(ds: xr.Dataset):
     figure, (left, right) = new_figure(2)
-    for n, colour in zip(ds.n.values[:: max(1, len(ds.n) // 4)], COLOURS, strict=False):
+    for n, colour in zip(ds.n.values[np.linspace(0, len(ds.n) - 1, 4).astype(int)], COLOURS, strict=False):
         left.semilogy(ds.loop, ds.older.sel(n=n), color=colour, label=f"n = 2^{np.log2(n):.0f}: 8Td²4ᵀ/√n")
         left.semilogy(ds.loop, ds.new.sel(n=n), "--", color=colour)
     left.axhline(1, color="0.7", linewidth=0.7)

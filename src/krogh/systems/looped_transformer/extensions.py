@@ -169,7 +169,9 @@ def plot_one_loop(ds: xr.Dataset):
         curve_with_spread(right, ds.distance.sel(model=model), x="n", **style)
     left.set(xlabel="examples n", ylabel="|⟨TF, θ*⟩ − α| / |α|, one loop", xscale="log", yscale="log")
     left.legend(fontsize=6)
-    right.set(xlabel="examples n", ylabel="‖TF/α − θ*‖, one loop", xscale="log", title="θ* is not estimated")
+    right.set(
+        xlabel="examples n", ylabel="‖TF/α − θ*‖, one loop", xscale="log", yscale="log", title="θ* is not estimated"
+    )
     return figure
 
 
@@ -336,9 +338,9 @@ def plot_trained(ds: xr.Dataset):
                 cell.query_part[chosen], cell.answer_part[chosen], marker, color=COLOURS[place], markersize=3, alpha=0.7
             )
     loops = ds.attrs["loops"]
-    best = ds.gradient_steps.isel(multiple=int(ds.gradient_steps.sel(loop=loops).argmin()))
+    best = ds.gradient_steps.isel(multiple=np.argmin(ds.gradient_steps.sel(loop=loops).values))
     axes[1].plot(ds.loop, best, "--", color=COLOURS[6], label="gradient descent, best multiple")
-    best = ds.answer_steps.isel(multiple=int(ds.answer_steps.sel(loop=loops).argmin()))
+    best = ds.answer_steps.isel(multiple=np.argmin(ds.answer_steps.sel(loop=loops).values))
     theory(axes[1], ds.loop, best, "Q = diag(0, 1), P = I, best multiple")
     axes[1].axvline(loops, color="0.7", linewidth=0.8)
     axes[0].set(xlabel="steps", ylabel="|⟨TF, θ*⟩ − α| / |α|", yscale="log", title=f"Training through {loops} loops")
@@ -350,7 +352,7 @@ def plot_trained(ds: xr.Dataset):
     )
     for ax in axes[:3]:
         ax.legend(fontsize=6)
-    first = ds.isel(scale=0, seed=int(solved.isel(scale=0).argmax()))
+    first = ds.isel(scale=0, seed=np.argmax(solved.isel(scale=0).values))
     pair = np.concatenate([first.query_key, np.full((first.sizes["row"], 1), np.nan), first.value_out], axis=1)
     axes[3].imshow(pair, cmap="RdBu", vmin=-np.nanmax(abs(pair)), vmax=np.nanmax(abs(pair)))
     axes[3].set(xticks=[], yticks=[], title="Q and P of a trained replica")
