@@ -6,12 +6,14 @@ given as (a, V) with V of shape (heads, d).
 """
 
 import math
+from collections.abc import Sequence
 from itertools import combinations
 from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int
-from numpy.typing import ArrayLike
+
+Vector = Sequence[float] | np.ndarray
 
 # ------------------------------------------------------------------------------------------- pretraining on regression
 
@@ -42,13 +44,13 @@ def pretraining_gap(U: Float[np.ndarray, "d d"], u: float, covariance: Float[np.
     return float(np.sum(inner**2) / 2)
 
 
-def optimal_values(spectrum: ArrayLike, N: int, r: int) -> Float[np.ndarray, " d"]:
+def optimal_values(spectrum: Vector, N: int, r: int) -> Float[np.ndarray, " d"]:
     """v_i* = N/((N + 1) λ_i + tr D) for i ≤ r and 0 beyond: the best U of rank r is Q diag(v*) Qᵀ (Thm 5.4.1)."""
     values = np.asarray(spectrum, float)
     return np.where(np.arange(len(values)) < r, N / ((N + 1) * values + values.sum()), 0.0)
 
 
-def optimal_loss(spectrum: ArrayLike, N: int, r: int) -> float:
+def optimal_loss(spectrum: Vector, N: int, r: int) -> float:
     """ℓ~* = −½ Σ_{i ≤ r} λ_i² v_i*, the least ℓ~ of rank r."""
     return -float(np.sum(np.asarray(spectrum, float) ** 2 * optimal_values(spectrum, N, r))) / 2
 
@@ -59,13 +61,13 @@ def optimal_loss(spectrum: ArrayLike, N: int, r: int) -> float:
 class Evaluation(NamedTuple):
     """A prompt of M examples with labels ±⟨w, x⟩ + σ ε, the sign being wrong with probability `flip`."""
 
-    w: np.ndarray
+    w: Vector
     M: int
     sigma: float = 0.0
     flip: float = 0.0
 
 
-def evaluation_loss(spectrum: ArrayLike, N: int, r: int, e: Evaluation) -> float:
+def evaluation_loss(spectrum: Vector, N: int, r: int, e: Evaluation) -> float:
     """E(ŷ − ⟨w, x_q⟩)² of the optimal rank-r model, w = s + ξ split at r (Thm 5.4.2; there flip = 0, c = 1):
 
         (2 − c²)/M sᵀV²D³s + (‖w‖²_D + σ²)/M tr(V²D²) + ‖ξ‖²_D + Σ_{i ≤ r} s_i² λ_i (c λ_i v_i − 1)²,  c = 1 − 2 flip.
@@ -80,20 +82,20 @@ def evaluation_loss(spectrum: ArrayLike, N: int, r: int, e: Evaluation) -> float
     return float((own + noise) / e.M + missed)
 
 
-def long_pretraining_loss(spectrum: ArrayLike, r: int, e: Evaluation) -> float:
+def long_pretraining_loss(spectrum: Vector, r: int, e: Evaluation) -> float:
     """Its limit for N λ_r ≫ tr D: ‖ξ‖²_D + ((r + 1) ‖s‖²_D + r ‖ξ‖²_D + r σ²)/M (000 §5.4.2)."""
     energy = np.asarray(e.w, float) ** 2 * np.asarray(spectrum, float)
     s, xi = energy[:r].sum(), energy[r:].sum()
     return float(xi + ((r + 1) * s + r * xi + r * e.sigma**2) / e.M)
 
 
-def noise_slope(spectrum: ArrayLike, N: int, M: int, r: int, larger: int) -> float:
+def noise_slope(spectrum: Vector, N: int, M: int, r: int, larger: int) -> float:
     """(1/M) Σ_{r < i ≤ r'} (N λ_i/((N + 1) λ_i + tr D))²: how fast L(r') − L(r) grows with σ²."""
     gained = (np.asarray(spectrum, float) * optimal_values(spectrum, N, larger))[r:]
     return float(np.sum(gained**2)) / M
 
 
-def rank_gap(spectrum: ArrayLike, N: int, r: int, larger: int, e: Evaluation) -> float:
+def rank_gap(spectrum: Vector, N: int, r: int, larger: int, e: Evaluation) -> float:
     """L(r') − L(r) = (‖s‖²_D + σ²) · noise_slope where w has no component beyond r (Thm 5.4.3)."""
     energy = float(np.sum(np.asarray(e.w, float) ** 2 * np.asarray(spectrum, float)))
     return (energy + e.sigma**2) * noise_slope(spectrum, N, e.M, r, larger)
@@ -151,7 +153,7 @@ def digits(d: int, bits: int) -> Int[np.ndarray, "bits d"]:
     return (np.arange(d) >> np.arange(bits)[:, None]) & 1
 
 
-def with_opposites(a: ArrayLike, V: ArrayLike) -> Heads:
+def with_opposites(a: Vector, V: np.ndarray) -> Heads:
     """Every head and its opposite: (a, V) and (a, −V)."""
     a, V = np.asarray(a, float), np.asarray(V, float)
     return Heads(np.concatenate([a, a]), np.concatenate([V, -V]))

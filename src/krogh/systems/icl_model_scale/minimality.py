@@ -62,9 +62,9 @@ def fewer_heads(s: FewerHeads) -> xr.Dataset:
     "No construction with fewer than 2(nu_2 + 1) heads has zero hinge loss on all tasks",
     source="Thm 5.5.1, minimality",
     finding="Not so. Four heads have margin exactly 1 on all pairs for every d: a head with distinct magnitudes fires "
-    "at (+, -) whenever V_ii > V_jj, and the proof counts signs only. Even with signs alone 7, 8 and 10 heads suffice at "
-    "d = 8, 16 and 64, against the claimed 8, 10 and 14: subsets of which none contains another are enough. In the limit "
-    "of vanishing weight decay the best small model therefore has no loss on S_2 either.",
+    "at (+, -) whenever V_ii > V_jj, and the proof counts signs only. Even with signs alone 7, 8 and 10 heads suffice "
+    "at d = 8, 16 and 64, against the claimed 8, 10 and 14: subsets of which none contains another are enough. In the "
+    "limit of vanishing weight decay the best small model therefore has no loss on S_2 either.",
 )
 def minimal(ds: xr.Dataset):
     fewer = ds["count"] < ds["count"].sel(family="Thm 5.5.1")

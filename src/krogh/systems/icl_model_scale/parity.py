@@ -284,7 +284,7 @@ def _sampled(heads: tuple[Heads, Heads], k: int, gamma: float, s: Behaviour) -> 
         def measure(key, M=M, size=size):
             def one(others):
                 batch = ParityPrompts(d, k, M, gamma, others, dictionary=G).sample(key, size)
-                i, j = batch.latents["pair"].T
+                i, j = (batch.latents or {})["pair"].T
                 phi = batch.x[:, -1, :d] @ G
                 signs = jnp.stack([jnp.take_along_axis(phi, p[:, None], 1)[:, 0] for p in (i, j)])
                 pattern = (2 * (signs[0] < 0) + (signs[1] < 0)).astype(int)
