@@ -300,8 +300,8 @@ def pretraining(s: Pretraining) -> xr.Dataset:
         numbers[3][place] = one[r - 1, r - 1] / best[r - 1, r - 1]
     names = ("cosine", "excess", "angle", "slowest")
     return xr.Dataset(
-        {"U": U} | {name: (U.dims[:-2], values) for name, values in zip(names, numbers, strict=True)},
-        attrs={"N": s.N, "spectrum": s.spectrum, "steps": s.steps, "long_steps": s.long_steps},
+        {"U": U, "best": ("i", optimal_values(s.spectrum, s.N, len(s.spectrum)))}
+        | {name: (U.dims[:-2], values) for name, values in zip(names, numbers, strict=True)},
     )
 
 
@@ -341,8 +341,7 @@ def plot_pretraining(ds: xr.Dataset) -> "Figure":
     left.axhline(0.01, color="0.5", linestyle=":")
     middle.set(xlabel="share of the steps", ylabel="largest principal angle (degrees)")
     middle.axhline(10, color="0.5", linestyle=":")
-    best = optimal_values(ds.attrs["spectrum"], ds.attrs["N"], ds.sizes["i"])
-    theory(right, np.arange(1, ds.sizes["i"] + 1), best, "v*")
+    theory(right, np.arange(1, ds.sizes["i"] + 1), ds.best, "v*")
     right.set(xlabel="direction i", ylabel="(Qᵀ U Q)_ii at the end")
     for ax in (left, middle, right):
         ax.legend()

@@ -169,7 +169,7 @@ def plot_flipped_labels(ds: xr.Dataset) -> "Figure":
             seeds=2,
             shown=10,
         ),
-        "quick": replace(SMALL, irrelevant=3),
+        "quick": replace(SMALL, irrelevant=3, examples=8, steps=600),
         "paper": Sentiment(irrelevant=6, seeds=16),
     },
     stand_in="decoders of up to a million parameters on synthetic prompts for Llama 2 on SST-2 with GSM-IC",
