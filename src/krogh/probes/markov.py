@@ -31,7 +31,7 @@ def strategies(x: Int[Array, "size t"], k: int, n: int) -> Float[Array, "strateg
 
 
 def divergences(n: int = 2) -> Callable:
-    """A probe of KL(true ‖ model), KL(strategy ‖ model) and KL(true ‖ strategy), all at the last position (003 §E.2)."""
+    """A probe of KL(true ‖ model), KL(strategy ‖ model) and KL(true ‖ strategy), at the last position (003 §E.2)."""
 
     @probe(dims={"kl_to": ("strategy",), "level": ("strategy",)})
     def measured(network: Any, validation: Batch) -> dict[str, Array]:
@@ -98,7 +98,7 @@ def induction_scores(network: Decoder, validation: Batch) -> dict[str, Array]:
 
 @probe(dims=("place",), name="positional")
 def positional_weights(network: Decoder) -> Float[Array, " 12"]:
-    """Effective weights of the first layer by lag, v̂_j = mean over symbols of softmax_j(LN(e) Q r_jᵀ/√d), j = 1, …, 12."""
+    """Effective weights of layer 1 by place: v̂_j = mean over symbols of softmax_j(LN(e) Q r_jᵀ/√d), j = 1, …, 12."""
     block = network.blocks[0]
     attention = block.attention
     query = (

@@ -1,4 +1,4 @@
-"""Markov chains in context: strategies, exact gradients of the minimal model, the explicit induction head (003 ch. 8, E).
+"""Markov chains in context: strategies, exact gradients, the explicit induction head (003 chapter 8, §E.1).
 
 The gradients belong to the margin loss l = (1/k) Σ_{i≠y} max(0, Δ + f_i − f_y), averaged over positions, where Δ is so
 large that it is linear, and to the minimal model f = mask(E W (M E)ᵀ) E with M_ij = v_{i−j+1}.
@@ -22,7 +22,7 @@ STRATEGIES = ("uniform", "unigram", "bigram", "trigram")
 
 
 def gram(x: Int[Array, " t"], k: int, n: int) -> Float[Array, " {k}"]:
-    """The n-gram prediction of the next symbol, (c_j + 1)/(N + k), c_j = times j followed the last n − 1 symbols before.
+    """The n-gram prediction of the next symbol: (c_j + 1)/(N + k), j having followed the last n − 1 symbols c_j times.
 
     n = 1 counts symbols, n = 0 is uniform (003 §8.2.2; printed (8.3) has N for N_i).
     """
@@ -152,7 +152,7 @@ def pairs(t: int) -> Float[np.ndarray, " {t}"]:
 
 
 def symmetric_lag_gradient(t: int) -> Float[np.ndarray, " {t}"]:
-    """−∂L/∂v_j at W = 11ᵀ for a = b ~ U(0, 1): (1/2t) Σ_{L ≤ t−j+1} Σ_{r ≤ L even} 1/(r + 1), of order log t (Cor. E.2)."""
+    """−∂L/∂v_j at W = 11ᵀ, a = b ~ U(0, 1): (1/2t) Σ_{L ≤ t−j+1} Σ_{r ≤ L even} 1/(r + 1), of order log t."""
     r = np.arange(1, t + 1)
     return np.cumsum(np.cumsum(np.where(r % 2 == 0, 1 / (r + 1), 0.0)))[::-1] / (2 * t)
 
@@ -180,7 +180,7 @@ def printed_curriculum_match(t: int, eps: float, v_init: float, lr: float) -> fl
     return lr * v_init * t * (2 * eps + 0.5 * math.log((0.5 - eps) / (0.5 + eps)))
 
 
-# ------------------------------------------------------------------------------------------- the explicit induction head
+# ------------------------------------------------------------------------------------------- the explicit head
 
 
 def induction_head(k: int, t: int, c: float, readout: float = 1.0) -> Decoder:

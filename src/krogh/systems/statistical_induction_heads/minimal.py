@@ -166,7 +166,7 @@ def normalised(s: Minimal) -> xr.Dataset:
 
 @normalised.claim(
     "17.9-softmax",
-    "With a softmax over v the minimal model, too, reaches less than half of the unigram level with v_2 the largest v_j",
+    "With a softmax over v, too, the minimal model reaches less than half of the unigram level, with v_2 the largest",
     source="public code",
     presets=("quick", "paper"),
 )

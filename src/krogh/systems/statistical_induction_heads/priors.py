@@ -1,4 +1,4 @@
-"""Other priors, other depths: unigrams slow learning, one layer fails, more symbols (003 Figures 8.4a, E.4, E.7, E.8)."""
+"""Other priors and depths: unigrams slow learning, one layer fails, more symbols (003 Figures 8.4a, E.4, E.8)."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING

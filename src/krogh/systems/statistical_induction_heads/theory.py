@@ -193,7 +193,7 @@ def closed_forms(ds: xr.Dataset):
     "17.1-printed",
     "e_2 is (7 − 10 ln 2)/2 + (5 − 8 ln 2)/6, as (E.43) prints it",
     source="eq. E.43",
-    finding="The second term has the wrong sign: printed, e_2 would be −0.0566 and v_2 would lose to v_1; it is 0.1251.",
+    finding="The second term has the wrong sign: e_2 would be −0.0566 and v_2 would lose to v_1; it is 0.1251.",
 )
 def printed_sign(ds: xr.Dataset):
     return equals(ds.value.sel(constant="e_2").item(), PRINTED_E_2, 1e-8)
@@ -668,7 +668,7 @@ def construction(s: Constructions) -> xr.Dataset:
 
 @construction.claim(
     "17.7",
-    "k = 3, t = 50, c = 100: block 3 is the share of every follower of the current symbol within 1e-3, at all positions "
+    "k = 3, t = 50, c = 100: block 3 is the share of every follower of the current symbol within 1e-3, at positions "
     "whose symbol is not x_1 and has occurred before; with a fitted readout the KL is within 0.02 of the bigram level",
     source="Prop. 8.2",
     presets=("quick", "paper"),
