@@ -4,6 +4,7 @@ from krogh.nn import activations
 from krogh.nn.base import Architecture, Buffer
 from krogh.nn.bit_transformer import OneLayerTransformer
 from krogh.nn.decoder import CausalTransformer, SymbolTransformer
+from krogh.nn.minimal_induction import MinimalInduction
 from krogh.nn.mlp import MLP, DeepMLP
 from krogh.nn.polynet import DisjointPolyNet, PolyNet
 from krogh.nn.sparse import SparseRows
@@ -19,6 +20,7 @@ __all__ = [
     "DeepMLP",
     "DisjointPolyNet",
     "Lookup",
+    "MinimalInduction",
     "OneLayerTransformer",
     "ParityTransformer",
     "PolyNet",

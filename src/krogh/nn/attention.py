@@ -9,7 +9,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 # ------------------------------------------------------------------------------------------- who sees whom
 
@@ -93,13 +93,14 @@ class FeedForward(eqx.Module):
 class Attention(eqx.Module):
     """Σ_h softmax_j(x_i Q_h (x_j K_h + r_{i−j,h})ᵀ/√d_attn) x_j V_h O_h over the visible j; no biases.
 
+    out    O; None for none, where heads are as wide as the sequence
     lags   r, vectors of relative positions added to the keys; None for none
     """
 
     query: Float[Array, "emb heads attn"]
     key: Float[Array, "emb heads attn"]
     value: Float[Array, "emb heads attn"]
-    out: Float[Array, "heads attn emb"]
+    out: Float[Array, "heads attn emb"] | None
     lags: Float[Array, "lags heads attn"] | None = None
 
     def scores(self, sequence: Float[Array, "n emb"], first: int = 0) -> Float[Array, "heads queries n"]:
@@ -113,7 +114,10 @@ class Attention(eqx.Module):
             scores = jnp.einsum("hqa,hna->hqn", query, jnp.einsum("ne,eha->hna", sequence, self.key))
         if self.lags is None:
             return scores
-        return scores + by_lag(jnp.einsum("hqa,lha->hql", query, self.lags[:n]), first)
+        # the vectors are laid out once for all sequences of a batch, which is cheaper than shifting each one's scores
+        lags = self.lags[:n].transpose(1, 2, 0)[:, :, None]
+        laid_out = by_lag(jnp.broadcast_to(lags, (heads, attn, n - first, n)), first)
+        return scores + jnp.einsum("hqa,haqn->hqn", query, laid_out)
 
     def weights(
         self, sequence: Float[Array, "n emb"], first: int = 0, visible: Bool[Any, "queries n"] | None = None
@@ -132,12 +136,31 @@ class Attention(eqx.Module):
             mixed = jnp.einsum("hqe,eha->hqa", weights @ sequence, self.value)
         else:
             mixed = weights @ jnp.einsum("ne,eha->hna", sequence, self.value)
-        return jnp.einsum("hqa,hae->qe", mixed, self.out)
+        return mixed.sum(axis=0) if self.out is None else jnp.einsum("hqa,hae->qe", mixed, self.out)
 
     def __call__(
         self, sequence: Float[Array, "n emb"], first: int = 0, visible: Bool[Any, "queries n"] | None = None
     ) -> Float[Array, "queries emb"]:
         return self.mix(self.weights(sequence, first, visible), sequence)
+
+    def on_symbols(self, table: Float[Array, "symbols emb"], x: Int[Array, " n"]) -> Float[Array, "n emb"]:
+        """What causal attention brings on the sequence table[x], without a weight for every pair of positions.
+
+        The weight of j at i is ∝ exp(S[x_i, x_j]) exp(R[x_i, i − j]), so that only the symbols' total weights matter,
+        and these are products of one-hot codes with `symbols` matrices that all sequences of a batch share.
+        """
+        n, symbols = len(x), len(table)
+        heads, attn = self.key.shape[1:]
+        code = jax.nn.one_hot(x, symbols)
+        query = jnp.einsum("se,eha->hsa", table, self.query) / math.sqrt(attn)
+        scores = jnp.einsum("hsa,cha->hsc", query, jnp.einsum("ce,eha->cha", table, self.key))
+        lags = jnp.zeros((heads, symbols, n)) if self.lags is None else jnp.einsum("hsa,lha->hsl", query, self.lags[:n])
+        places = softmax_weights(by_lag(jnp.broadcast_to(lags[:, :, None], (heads, symbols, n, n))), causal(n))
+        seen = jnp.einsum("is,hsij,jc->hsic", code, places, code)
+        share = jnp.sum(seen * jnp.exp(scores - scores.max(axis=-1, keepdims=True))[:, :, None], axis=1)
+        share = share / share.sum(axis=-1, keepdims=True)
+        brings = jnp.einsum("ce,eha->hca", table, self.value)
+        return jnp.einsum("hic,hce->ie", share, brings if self.out is None else brings @ self.out)
 
 
 class Block(eqx.Module):
@@ -153,11 +176,21 @@ class Block(eqx.Module):
         return sequence if self.norm is None else self.norm(sequence)
 
     def __call__(
-        self, sequence: Float[Array, "n emb"], first: int = 0, masks: Sequence[Any] = (1.0, 1.0, 1.0)
+        self,
+        sequence: Float[Array, "n emb"],
+        first: int = 0,
+        masks: Sequence[Any] = (1.0, 1.0, 1.0),
+        symbols: tuple[Array, Array] | None = None,
     ) -> Float[Array, "queries emb"]:
-        """The positions from `first` on; `masks` drop out attention weights and both residual branches."""
-        seen = self.normed(sequence)
-        brought = self.attention.mix(masks[0] * self.attention.weights(seen, first), seen)
+        """The positions from `first` on; `masks` drop out attention weights and both residual branches.
+
+        `symbols` is (table, x) where the sequence is table[x]; nothing is dropped out then.
+        """
+        if symbols is None:
+            seen = self.normed(sequence)
+            brought = self.attention.mix(masks[0] * self.attention.weights(seen, first), seen)
+        else:
+            brought = self.attention.on_symbols(self.normed(symbols[0]), symbols[1])
         state = sequence[first:] + masks[1] * brought
         if self.mlp is None:
             return state

@@ -22,6 +22,9 @@ from krogh.nn.attention import (
 from krogh.nn.base import Architecture, Buffer, width_of
 from krogh.tasks.base import Task
 
+# Up to so many symbols are picked by products.
+FEW = 8
+
 
 class Decoder(eqx.Module):
     """Causal blocks over a sequence of symbols or of vectors, read out after a last layer norm:
@@ -44,6 +47,11 @@ class Decoder(eqx.Module):
     closing: bool = eqx.field(static=True, default=False)
     reads: str = eqx.field(static=True, default="all")
 
+    @property
+    def few(self) -> bool:
+        """Few symbols are picked by one-hot products, whose gradients need no scatter."""
+        return len(self.tokens) <= FEW
+
     def embedded(self) -> Float[Array, "symbols emb"]:
         """Every symbol as it enters the first block, before its position is added."""
         return self.scale * self.tokens
@@ -52,7 +60,10 @@ class Decoder(eqx.Module):
         """One input as it enters the first block."""
         if jnp.issubdtype(x.dtype, jnp.integer):
             symbols = jnp.append(x, len(self.tokens) - 1) if self.closing else x
-            sequence = self.embedded()[symbols]
+            if self.few:
+                sequence = jax.nn.one_hot(symbols, len(self.tokens)) @ self.embedded()
+            else:
+                sequence = self.embedded()[symbols]
         else:
             sequence = x @ self.embedded()
         if self.positions is None:
@@ -66,7 +77,12 @@ class Decoder(eqx.Module):
             sequence = sequence * masks[0][0]
         for i, block in enumerate(self.blocks):
             first = len(sequence) - 1 if self.reads == "last" and i == len(self.blocks) - 1 else 0
-            sequence = block(sequence, first, masks[i + 1]) if masks else block(sequence, first)
+            if masks:
+                sequence = block(sequence, first, masks[i + 1])
+            elif i == first == 0 and self.few and self.positions is None and x.ndim == 1 and not self.closing:
+                sequence = block(sequence, symbols=(self.embedded(), x))
+            else:
+                sequence = block(sequence, first)
         state = sequence if self.norm is None else self.norm(sequence)
         outputs = state @ self.output
         if self.output_bias is not None:
@@ -112,6 +128,7 @@ class CausalTransformer(Architecture):
     attn        dimension of a head; None for emb/heads
     positions   "learned" (added to the tokens), "relative" (added to the keys), "sinusoidal" or "none"
     norm        pre-norms in every block and a last one
+    projection  output projections of attention; without them heads are as wide as the sequence
     reads       "all" or "last" position
     scale       every matrix starts as N(0, scale²), the output projections of attention with half of that
 
@@ -128,6 +145,7 @@ class CausalTransformer(Architecture):
     dropout: float = eqx.field(static=True, default=0.0)
     reads: str = eqx.field(static=True, default="all")
     scale: float = 0.02
+    projection: bool = eqx.field(static=True, default=True)
 
     def __check_init__(self):
         width_of(layers=self.layers, heads=self.heads, emb=self.emb, attn=self.attn or 1, mlp=self.mlp or 1)
@@ -138,25 +156,26 @@ class CausalTransformer(Architecture):
             )
         if self.reads not in ("all", "last"):
             raise InputError(f"reads must be 'all' or 'last', got {self.reads!r}")
-        if self.attn is None and self.emb % self.heads:
+        if not self.projection and self.attn not in (None, self.emb):
+            raise InputError(f"without projection attn must be emb={self.emb}, got {self.attn}")
+        if self.attn is None and self.projection and self.emb % self.heads:
             raise InputError(f"emb={self.emb} cannot be divided by heads={self.heads}; set attn")
 
     def build(self, task: Task, key: PRNGKeyArray) -> Decoder:
         n, symbols = task.in_shape[0], task.in_shape[1] if len(task.in_shape) == 2 else task.elements  # type: ignore[attr-defined]
         emb, heads, mlp = self.emb, self.heads, self.mlp or 0
-        attn = self.attn or emb // heads
+        attn = self.attn or (emb // heads if self.projection else emb)
         relative = n if self.positions == "relative" else 0
         learned = n if self.positions == "learned" else 0
-        a_layer = heads * attn * (4 * emb + relative) + 2 * emb * mlp
+        a_layer = heads * attn * ((3 + self.projection) * emb + relative) + 2 * emb * mlp
         number_key, mask_key = jax.random.split(key)
         total = emb * (symbols + learned + task.outputs) + self.layers * a_layer
         pool = Pool(self.scale * jax.random.normal(number_key, (total,)))
 
         def block() -> Block:
             query, key, value = (pool.take(emb, heads, attn) for _ in range(3))
-            attention = Attention(
-                query, key, value, pool.take(heads, attn, emb) / 2, pool.take(n, heads, attn) if relative else None
-            )
+            out = pool.take(heads, attn, emb) / 2 if self.projection else None
+            attention = Attention(query, key, value, out, pool.take(n, heads, attn) if relative else None)
             inner = Affine(pool.take(emb, mlp), jnp.zeros(mlp))
             return Block(
                 attention,

@@ -4,6 +4,7 @@ from krogh.tasks.base import Batch, Task
 from krogh.tasks.block_parity import BlockParity
 from krogh.tasks.groups import GroupComposition
 from krogh.tasks.labels import TwoClasses
+from krogh.tasks.markov import MarkovChains
 from krogh.tasks.mixtures import GaussianMixture, LinearMargin, orthogonal_mixture, xor_mixture
 from krogh.tasks.modular import ModularAddition
 from krogh.tasks.multi_index import MultiIndex
@@ -19,6 +20,7 @@ __all__ = [
     "GroupComposition",
     "LabelNoise",
     "LinearMargin",
+    "MarkovChains",
     "ModularAddition",
     "MultiIndex",
     "OfflineParity",

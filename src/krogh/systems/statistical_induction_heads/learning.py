@@ -1,0 +1,66 @@
+"""What the trainings of this system share: the learner, both forms of the transformer, stages and times."""
+
+from typing import Any
+
+import jax
+import numpy as np
+import xarray as xr
+
+from krogh.errors import check_choice
+from krogh.nn.decoder import CausalTransformer
+from krogh.train import Adam
+from krogh.train.losses import mean_cross_entropy
+
+UNIFORM, UNIGRAM, BIGRAM, TRIGRAM = range(4)
+FORMS = ("public", "thesis")
+
+
+def transformer(form: str, dropout: float, **settings: Any) -> CausalTransformer:
+    """The attention-only transformer with relative positions (003 §8.2.3).
+
+    public   layer norms, output projections and dropout, as in the authors' code
+    thesis   none of them, as printed in (8.4)-(8.5)
+    """
+    check_choice("form", form, FORMS)
+    public = form == "public"
+    return CausalTransformer(norm=public, projection=public, dropout=dropout if public else 0.0, **settings)
+
+
+def adamw(lr: float, batch: int = 64) -> Adam:
+    """AdamW of the public code: betas (0.9, 0.95), decay 0.1 on matrices, cross-entropy over all positions."""
+    return Adam(
+        lr=lr,
+        b2=0.95,
+        batch=batch,
+        loss=mean_cross_entropy,
+        weight_decay=0.1,
+        decay="decoupled",
+        decay_matrices=True,
+    )
+
+
+def at_once() -> int | None:
+    """Replicas that share a program: one per CPU core, whose cache holds the attention maps of one batch only."""
+    return jax.local_device_count() if jax.default_backend() == "cpu" else None
+
+
+def nearest(ds: xr.Dataset) -> xr.DataArray:
+    """Number of the strategy with the smallest KL(strategy ‖ model) at every record."""
+    return ds.kl_to.argmin("strategy")
+
+
+def plateau(ds: xr.Dataset) -> xr.DataArray:
+    """Records at which unigrams are the nearest strategy and the test KL is within 30 % of theirs."""
+    return (nearest(ds) == UNIGRAM) & (abs(ds.kl / ds.level.isel(strategy=UNIGRAM) - 1) <= 0.3)
+
+
+def first_step(met: xr.DataArray) -> xr.DataArray:
+    """The first recorded step at which something is met; inf if it never is."""
+    return met.step.where(met, np.inf).min("step")
+
+
+def transition(ds: xr.Dataset) -> xr.DataArray:
+    """The first recorded step at which bigrams are nearer than unigrams, after these have been the nearest."""
+    seen = (nearest(ds) == UNIGRAM).cumsum("step") > 0
+    nearer = ds.kl_to.isel(strategy=BIGRAM) < ds.kl_to.isel(strategy=UNIGRAM)
+    return first_step(nearer & seen)
