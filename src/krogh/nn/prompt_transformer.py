@@ -33,7 +33,8 @@ class PromptNetwork(eqx.Module):
         looks_for = jnp.einsum("ha,dha->hd", jnp.einsum("d,dha->ha", x[-1], self.query), self.key)
         if visible is None and not self.itself:
             visible = earlier(len(x) - 1)[0]
-        return softmax_weights(looks_for @ x.T, None if visible is None else visible[None])  # type: ignore[index]
+        scores = (looks_for @ x.T)[:, None]
+        return softmax_weights(scores, None if visible is None else visible[None])[:, 0]  # type: ignore[index]
 
     def mixed(self, x: Float[Array, "l1 d"], visible: Bool[Any, " l1"] | None = None) -> Float[Array, " mb"]:
         """V = Σ_h Σ_i W_V^h p_i s_i^h."""

@@ -14,7 +14,7 @@ PRUNING_ORDERS = ("smallest", "random", "largest")
 
 
 def errors(outputs: Float[Array, "*cases size"], z: Float[Array, " size"]) -> dict[str, Float[Array, "*cases"]]:
-    """Classification error Pr[z F < 0] and mean hinge loss."""
+    """Classification error Pr[z F < 0] (004 §6.5) and mean hinge loss."""
     margin = z * outputs
     return {"error": jnp.mean(margin < 0, axis=-1), "hinge": jnp.mean(jax.nn.relu(1 - margin), axis=-1)}
 
