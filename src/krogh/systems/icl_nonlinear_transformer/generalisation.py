@@ -182,7 +182,7 @@ class Sums(Training):
     "Coefficients must sum to one: the one-layer Transformer",
     presets={
         "smoke": Sums(steps=60, prompts=256, seeds=2),
-        "quick": Sums(),
+        "quick": Sums(seeds=64),
         "paper": Sums(prompts=16_384, seeds=64),
     },
 )
@@ -223,6 +223,7 @@ def plot_sums(ds: xr.Dataset):
         ax.set(xlabel="sum of coefficients $S_1$", ylabel=f"out-of-domain {name}")
     reported(axes[0], 0.01, "reported: < 0.01 for S_1 ≥ 1")
     axes[0].set_yscale("symlog", linthresh=0.01)
+    axes[0].set_ylim(0, None)
     axes[0].legend()
     return figure
 
@@ -333,6 +334,7 @@ def plot_three_layers(ds: xr.Dataset):
     reported(left, 1.0, None, axis="x")
     left.set(xlabel="sum of coefficients $S_1$", ylabel="out-of-domain error", title="a")
     left.set_yscale("symlog", linthresh=0.01)
+    left.set_ylim(0, None)
     left.legend()
     _draw_lengths(right, ds.by_length)
     right.set(title="b: query at positions it was not trained on")

@@ -18,6 +18,8 @@ from krogh.tasks.prompts import prompt
 from krogh.theory.prompt_classification import attention_elsewhere, initial_attention
 from krogh.train import sweep
 
+DOMAINS = {"in": "in domain", "out": "out of domain"}
+
 # ------------------------------------------------------------------------------------------- Figure 6.1
 
 
@@ -212,7 +214,7 @@ def plot_attention(ds: xr.Dataset):
     left.legend(fontsize=5)
     for i, domain in enumerate(ds.domain.values):
         mass = ds.attention.sel(domain=domain)
-        curve_with_spread(right, mass, label=f"same pattern, {domain} of domain", color=COLOURS[i])
+        curve_with_spread(right, mass, label=f"same pattern, {DOMAINS[domain]}", color=COLOURS[i])
         curve_with_spread(right, 1 - mass, label="others", color=COLOURS[i], linestyle=":")
         right.plot(0, float(ds.initial.sel(domain=domain)), "k_", markersize=9)
     gap = ds.gap.sel(domain="in").median("seed")
@@ -238,6 +240,7 @@ def plot_neurons(ds: xr.Dataset):
             ax.plot(angle, size, color="0.8", linewidth=0.5)
             ax.scatter(angle, size, c=ds.step, s=6, cmap="viridis")
         ax.set(thetamin=0, thetamax=180)
+        ax.locator_params(axis="y", nbins=3)
     axes[0].set_title("c: features of 5 neurons, angle to the mean pattern", fontsize=7)
     axes[1].set_title("d: labels of 10 neurons, angle to q (5 with $a_i$ > 0, 5 with < 0)", fontsize=7)
     scale = ScalarMappable(Normalize(0, float(ds.step[-1])), "viridis")
@@ -336,7 +339,7 @@ def plot_heads(ds: xr.Dataset):
                 "o",
                 color=COLOURS[i],
                 alpha=0.6,
-                label=f"{domain} of domain" if head == 0 else None,
+                label=DOMAINS[domain] if head == 0 else None,
             )
     for bound in (0.95, 0.8):
         reported(ax, bound, None)

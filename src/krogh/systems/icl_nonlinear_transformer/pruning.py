@@ -49,7 +49,8 @@ def pruning(s: Pruning) -> xr.Dataset:
             batch = replace(out_of_domain(task, K=s.test_K), alpha=alpha).sample(data_key, s.prompts)
             return errors(pruned_outputs(network, batch.x, kept), batch.y)
 
-        return jax.lax.map(at, jnp.asarray(s.alphas)) | {"norm": jnp.sort(sizes)}
+        positive = jnp.mean(network.output.value > 0, where=kept, axis=-1)
+        return jax.lax.map(at, jnp.asarray(s.alphas)) | {"norm": jnp.sort(sizes), "positive": positive}
 
     found = over_networks(run.networks, measure)
     dims = ("seed", "alpha", "order", "R")
@@ -58,6 +59,7 @@ def pruning(s: Pruning) -> xr.Dataset:
             "error": (dims, found["error"]),
             "hinge": (dims, found["hinge"]),
             "norm": (("seed", "neuron"), found["norm"]),
+            "positive": (("seed", "order", "R"), found["positive"]),
         },
         coords={"alpha": list(s.alphas), "order": list(PRUNING_ORDERS), "R": list(s.fractions)},
         attrs={"alpha": s.alpha, "M1": s.M1},

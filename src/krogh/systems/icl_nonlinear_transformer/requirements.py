@@ -41,7 +41,7 @@ def _slope(x) -> object:
 class Iterations(Training):
     length: int = 40
     alphas: tuple[float, ...] = (0.2, 0.3, 0.4, 0.6, 0.8, 1.0)
-    steps: int = 800
+    steps: int = 600
 
 
 @system.experiment(
@@ -50,7 +50,7 @@ class Iterations(Training):
     presets={
         "smoke": Iterations(alphas=(0.6, 1.0), steps=100, seeds=2),
         "quick": Iterations(),
-        "paper": Iterations(seeds=64),
+        "paper": Iterations(steps=1000, seeds=64),
     },
 )
 def steps_by_alpha(s: Iterations) -> xr.Dataset:
@@ -96,6 +96,7 @@ class Exponents(Training):
     deltas: tuple[float, ...] = (0.05, 0.1, 0.2)
     patterns: tuple[int, ...] = (4, 6, 8, 12)
     steps: int = 800
+    seeds: int = 12
 
 
 @system.experiment(
