@@ -183,7 +183,7 @@ class Sums(Training):
     presets={
         "smoke": Sums(steps=60, prompts=256, seeds=2),
         "quick": Sums(seeds=64),
-        "paper": Sums(prompts=16_384, seeds=64),
+        "paper": Sums(seeds=1024),
     },
 )
 def sums(s: Sums) -> xr.Dataset:
@@ -196,22 +196,33 @@ def sums(s: Sums) -> xr.Dataset:
 
 @sums.claim(
     "22.3",
-    "One layer: error <= 0.01 at S_1 = 1, 1.2, 1.28; at S_1 = 0 >= 0.02 and at least 3 times that at S_1 = 1; at S_1 = "
-    "-1.2 >= 0.2; Spearman correlation of error and S_1 <= -0.8",
+    "One layer: error <= 0.01 at S_1 = 1, 1.2, 1.28; at S_1 = 0 >= 0.02 and at least 3 times that at S_1 = 1; Spearman "
+    "correlation of error and S_1 <= -0.8",
     source="Fig 6.3a, (6.12)",
     presets=("quick", "paper"),
 )
 def necessary_sum(ds: xr.Dataset):
     from scipy.stats import spearmanr
 
-    error = {total: ds.error.sel(S_1=total) for total in (-1.2, 0.0, 1.0, 1.2, 1.28)}
+    error = {total: ds.error.sel(S_1=total) for total in (0.0, 1.0, 1.2, 1.28)}
     return all_of(
         **{f"at_{total:g}": at_most(error[total], 0.01, over="seed") for total in (1.0, 1.2, 1.28)},
         at_0=at_least(error[0.0], 0.02, over="seed"),
         ratio=at_least((error[0.0], error[1.0]), 0.0, stat=lambda a, b: a.mean() - 3 * b.mean(), over="seed"),
-        negative=at_least(error[-1.2], 0.2, over="seed"),
         trend=at_most((ds.error,), -0.8, stat=lambda e: spearmanr(ds.S_1, e.mean(axis=0)).statistic, over="seed"),
     )
+
+
+@sums.claim(
+    "22.3-negative",
+    "One layer: error >= 0.2 at S_1 = -1.2",
+    source="Fig 6.3a",
+    presets=("paper",),
+    finding="Replicas differ from 0.03 to 0.35; 64 of them have the mean 0.209 (0.187 to 0.231), so that only "
+    "a thousand can decide.",
+)
+def negative_sum(ds: xr.Dataset):
+    return at_least(ds.error.sel(S_1=-1.2), 0.2, over="seed")
 
 
 @sums.figure

@@ -100,12 +100,14 @@ def plot_gradients(ds: xr.Dataset):
 
 @dataclass(frozen=True)
 class Lucky(Training):
-    """`watched` prompts are fixed, and their lucky neurons followed through training."""
+    """`watched` prompts are fixed, and their lucky neurons followed through training, which takes 1300 steps at this
+    width."""
 
     width: int = 1000
+    steps: int = 2000
     watched: int = 64
     prompts: int = 512
-    every: int = 20
+    every: int = 50
     seeds: int = 8
 
 

@@ -154,6 +154,7 @@ def attention_concentrates(ds: xr.Dataset):
     "ratio to the norm of W_Q p_query rises to >= 0.6",
     source="Prop 6.4.1, Fig 6.2a",
     presets=("quick", "paper"),
+    finding="At K' = 0.5 the ratio falls instead, from 0.96 to 0.79.",
 )
 def projection_grows(ds: xr.Dataset):
     along, ratio = ds.query_along, ds.query_along / ds.query_norm
@@ -317,6 +318,8 @@ def several_heads(s: Heads) -> xr.Dataset:
     "attention on the query's pattern >= 0.95 in domain and >= 0.8 out of domain",
     source="§E.2.2",
     presets=("quick", "paper"),
+    finding="The heads stay equal and share the work: the hinge loss stops them both earlier, and each "
+    "head's attention ends at 0.948 in domain and 0.740 out of domain where one head alone reaches 0.977 and 0.812.",
 )
 def heads_agree(ds: xr.Dataset):
     parts = {}
@@ -409,6 +412,7 @@ def root_output_weights(ds: xr.Dataset):
     "query's pattern ends >= 0.95 in domain",
     source="Definition E.4.8, Cor 6.4.3",
     presets=("quick", "paper"),
+    finding="The query's own row has its pattern too and takes its part; over the l rows of (6.2) claim 22.7 holds.",
 )
 def softmax_with_query(ds: xr.Dataset):
     return at_least(ds.attention.sel(power=1.0, softmax="over l + 1"), 0.95, over="seed")

@@ -49,7 +49,7 @@ def pruning(s: Pruning) -> xr.Dataset:
             batch = replace(out_of_domain(task, K=s.test_K), alpha=alpha).sample(data_key, s.prompts)
             return errors(pruned_outputs(network, batch.x, kept), batch.y)
 
-        positive = jnp.mean(network.output.value > 0, where=kept, axis=-1)
+        positive = jnp.sum(kept & (network.output.value > 0), axis=-1) / jnp.sum(kept, axis=-1)
         return jax.lax.map(at, jnp.asarray(s.alphas)) | {"norm": jnp.sort(sizes), "positive": positive}
 
     found = over_networks(run.networks, measure)
@@ -125,6 +125,9 @@ def more_examples_help(ds: xr.Dataset):
     "0.02",
     source="Fig 6.5a",
     presets=("quick", "paper"),
+    finding="Up to R = 0.3 it is. In many replicas the largest neurons have mostly one sign of a_i: with few of them left "
+    "the model gives one answer (at R = 0.8 error and imbalance of the signs correlate by 0.9), while random deletion "
+    "keeps both signs and an error below 0.01 even at R = 0.9. The hinge loss is ordered as claimed (22.12).",
 )
 def error_is_ordered(ds: xr.Dataset):
     error = ds.error.sel(alpha=0.6)
