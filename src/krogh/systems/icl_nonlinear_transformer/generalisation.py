@@ -110,8 +110,7 @@ def new_patterns(s: OutOfDomain) -> xr.Dataset:
     return xr.Dataset(
         {name: (("delta", "seed", "irrelevant", "K"), value.reshape(shape)) for name, value in found.items()},
         coords={"delta": list(s.deltas), "irrelevant": list(s.irrelevant), "K": list(s.scales)},
-        attrs={"sums": coefficient_sums(shifted_patterns(1.28, s.M1)).tolist()},
-    )
+    ).assign(sums=("pattern", coefficient_sums(shifted_patterns(1.28, s.M1))))
 
 
 @new_patterns.claim(
@@ -122,7 +121,7 @@ def new_patterns(s: OutOfDomain) -> xr.Dataset:
 )
 def combinations(ds: xr.Dataset):
     return all_of(
-        sums=at_least(float(np.min(ds.attrs["sums"])), 1.0),
+        sums=at_least(float(ds.sums.min()), 1.0),
         error=at_most(ds.error.sel(delta=0.1, irrelevant=24, K=5.0), 0.02, over="seed"),
     )
 
@@ -247,12 +246,14 @@ class ThreeLayers(Training):
     """A GPT-2-like decoder from scratch; width, optimizer and steps are not stated in the document.
 
     shifts   U: training tasks (j, j + k), k = 1, …, U
+    scale    deviation of all initial weights; with 0.02 a twelfth of the unseen prompts is still wrong after 400 steps
     """
 
     shifts: int = 4
     layers: int = 3
     heads: int = 2
     emb: int = 64
+    scale: float = 0.1
     lr: float = 1e-3
     batch: int = 64
     sums: tuple[float, ...] = SUMS
@@ -275,7 +276,9 @@ class ThreeLayers(Training):
 )
 def three_layers(s: ThreeLayers) -> xr.Dataset:
     task = prompts_of(s, shifts=s.shifts)
-    decoder = CausalTransformer(s.layers, s.heads, s.emb, mlp=4 * s.emb, positions="learned", reads="last")
+    decoder = CausalTransformer(
+        s.layers, s.heads, s.emb, mlp=4 * s.emb, positions="learned", reads="last", scale=s.scale
+    )
     learner = Adam(lr=s.lr, batch=s.batch)
     run = sweep(spec(task, decoder, learner, s.steps, seeds=s.seeds, probes=(accuracy,), every=s.steps // 10))
 

@@ -125,9 +125,9 @@ def more_examples_help(ds: xr.Dataset):
     "0.02",
     source="Fig 6.5a",
     presets=("quick", "paper"),
-    finding="Up to R = 0.3 it is. In many replicas the largest neurons have mostly one sign of a_i: with few of them left "
-    "the model gives one answer (at R = 0.8 error and imbalance of the signs correlate by 0.9), while random deletion "
-    "keeps both signs and an error below 0.01 even at R = 0.9. The hinge loss is ordered as claimed (22.12).",
+    finding="Up to R = 0.3 it is. In many replicas the largest neurons have mostly one sign of a_i: with few of them "
+    "left the model gives one answer (at R = 0.8 error and imbalance of the signs correlate by 0.9), while random "
+    "deletion keeps both signs and an error below 0.01 even at R = 0.9. The hinge loss is ordered as claimed (22.12).",
 )
 def error_is_ordered(ds: xr.Dataset):
     error = ds.error.sel(alpha=0.6)
