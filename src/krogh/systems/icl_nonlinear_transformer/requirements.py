@@ -139,8 +139,8 @@ def rate_law(ds: xr.Dataset):
     "-2/3, -2/3; the tolerance is that of claim 22.15)",
     source="(6.10), (E.62)",
     presets=("quick", "paper"),
-    finding="Measured: power 0.34 of M1 sqrt(log M1), -1.76 of beta, -0.96 of delta. The steps grow more slowly with the "
-    "patterns and fall faster with the scales than the proof's upper bound says.",
+    finding="Measured: power 0.34 of M1 sqrt(log M1), -1.76 of beta, -0.96 of delta. The steps grow more slowly with "
+    "the patterns and fall faster with the scales than the proof's upper bound says.",
 )
 def other_exponents(ds: xr.Dataset):
     size = ds.M1 * np.sqrt(np.log(ds.M1))
