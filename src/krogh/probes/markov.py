@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 from krogh.nn.decoder import Decoder
 from krogh.probes.basic import probe
 from krogh.tasks.base import Batch
-from krogh.tasks.markov import MarkovChains, Prior
+from krogh.tasks.markov import MarkovChains, Prior, next_law
 from krogh.theory.markov import divergence, gram
 
 
@@ -35,8 +35,7 @@ def divergences(n: int = 2) -> Callable:
 
     @probe(dims={"kl_to": ("strategy",), "level": ("strategy",)})
     def measured(network: Any, validation: Batch) -> dict[str, Array]:
-        assert validation.latents is not None
-        true, log_q = validation.latents["next"], last_log_probabilities(network, validation.x)
+        true, log_q = next_law(validation), last_log_probabilities(network, validation.x)
         plans = strategies(validation.x, true.shape[-1], n)
         return {
             "kl": divergence(true, log_q).mean(),
@@ -57,8 +56,7 @@ class OnOtherChains:
 
     def __call__(self, network: Any, task: MarkovChains, key: PRNGKeyArray) -> dict[str, Array]:
         other = dataclasses.replace(task, prior=self.prior).sample(key, self.size)
-        assert other.latents is not None
-        true = other.latents["next"]
+        true = next_law(other)
         plans = strategies(other.x, true.shape[-1], task.n)
         return {
             f"kl_{self.name}": divergence(true, last_log_probabilities(network, other.x)).mean(),

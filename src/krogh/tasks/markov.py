@@ -183,3 +183,8 @@ class MarkovChains(Task):
 
     def sample(self, key: PRNGKeyArray, size: int) -> Batch:
         return self.decode(self.draw(key, size), size)
+
+
+def next_law(batch: Batch) -> Float[Array, "size k"]:
+    """The true distribution of the symbol after the last one of every sequence."""
+    return (batch.latents or {})["next"]

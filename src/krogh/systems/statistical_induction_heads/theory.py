@@ -16,7 +16,7 @@ from krogh.lab.figures import theory as draw_theory
 from krogh.nn.minimal_induction import MinimalInduction, MinimalInductionNetwork
 from krogh.probes.markov import strategies
 from krogh.systems.statistical_induction_heads import system
-from krogh.tasks.markov import MarkovChains
+from krogh.tasks.markov import MarkovChains, next_law
 from krogh.theory.markov import (
     CLOSED,
     PRINTED_E_2,
@@ -83,7 +83,7 @@ def levels(s: Levels) -> xr.Dataset:
 
         def measure(key, task=task, k=k, n=n):
             batch = task.sample(key, s.sequences)
-            return divergence(batch.latents["next"], jnp.log(strategies(batch.x, k, n))).mean(axis=-1)
+            return divergence(next_law(batch), jnp.log(strategies(batch.x, k, n))).mean(axis=-1)
 
         keys = jax.random.split(jax.random.key(i), s.seeds)
         found[i, : n + 1] = np.asarray(jax.jit(lambda keys, m=measure: jax.lax.map(m, keys))(keys)).T
@@ -650,7 +650,7 @@ def construction(s: Constructions) -> xr.Dataset:
     def level(key):
         batch = task.sample(key, s.test)
         shares = jax.vmap(head)(batch.x)[:, -1]
-        true = batch.latents["next"]
+        true = next_law(batch)
         readouts = jnp.linspace(0, 8, 81)
         fitted = jax.lax.map(lambda a: divergence(true, jax.nn.log_softmax(a * shares)).mean(), readouts)
         bigram = divergence(true, jnp.log(strategies(batch.x, s.k, 2)[2])).mean()
