@@ -15,6 +15,7 @@ from krogh.errors import InputError
 
 Maps = Int[np.ndarray, "K M"]
 Transitions = Float[np.ndarray, "*tasks K M M"]
+Quantity = Float[np.ndarray, "*tasks"] | np.floating
 
 
 # ------------------------------------------------------------------------------------------- quantities of a task
@@ -28,13 +29,13 @@ def trajectories(maps: Maps) -> Int[np.ndarray, "states M"]:
     return np.array(rows)
 
 
-def tau(maps: Maps, A: Transitions) -> Float[np.ndarray, "*tasks"]:
+def tau(maps: Maps, A: Transitions) -> Quantity:
     """min_i Π_k A_k(f_{k−1}∘…(i), f_k∘…(i)): the least likely fully right trajectory (7.17)."""
     path = trajectories(maps)
     return A[..., np.arange(len(maps))[:, None], path[:-1], path[1:]].prod(-2).min(-1)
 
 
-def primacy(maps: Maps, A: Transitions) -> Float[np.ndarray, "*tasks"]:
+def primacy(maps: Maps, A: Transitions) -> Quantity:
     """The largest ρ with A_k(i, f_k(i)) ≥ A_k(i, j)/(1 − ρ) for all k, i and j ≠ f_k(i) (7.12)."""
     K, M = maps.shape
     right = np.arange(M) == maps[..., None]
@@ -50,12 +51,12 @@ def composed(A: Transitions) -> Float[np.ndarray, "*tasks M M"]:
     return product
 
 
-def tau_o(A: Transitions) -> Float[np.ndarray, "*tasks"]:
+def tau_o(A: Transitions) -> Quantity:
     """min_i max_j B(i, j) (7.18)."""
     return composed(A).max(-1).min(-1)
 
 
-def primacy_o(A: Transitions) -> Float[np.ndarray, "*tasks"]:
+def primacy_o(A: Transitions) -> Quantity:
     """ρ_o: how far every row's largest entry of B is above the next one, min_i 1 − second/first (7.13)."""
     ordered = np.sort(composed(A), axis=-1)
     return (1 - ordered[..., -2] / ordered[..., -1]).min(-1)
@@ -66,7 +67,7 @@ def condition(maps: Maps, A: Transitions) -> Bool[np.ndarray, "*tasks M"]:
     return composed(A).argmax(-1) == trajectories(maps)[-1]
 
 
-def icl_limit(maps: Maps, A: Transitions) -> Float[np.ndarray, "*tasks"]:
+def icl_limit(maps: Maps, A: Transitions) -> Quantity:
     """In-context learning's error with infinitely many examples: the share of inputs that violate Condition 7.3.2."""
     return 1 - condition(maps, A).mean(-1)
 

@@ -207,6 +207,7 @@ def plot_bound(ds: xr.Dataset) -> "Figure":
         constant = (ours / ds.bound.values)[finite].max()
         theory(right, grid, constant * grid, f"C (α'τρ)$^{{-2}}$ log M, C = {constant:.2g}")
     right.set(xscale="log", yscale="log", xlabel="(α'τρ)$^{-2}$ log M", ylabel=f"$l_{{ts}}$ for error ≤ {level:g}")
+    right.set_ylim(1, 2 * float(ds.length.max()))
     right.legend(fontsize=6)
     return figure
 

@@ -9,10 +9,9 @@ import xarray as xr
 from krogh.lab import all_of, at_least, at_most, between
 from krogh.lab.figures import COLOURS, curve_with_spread, new_figure, theory
 from krogh.lab.statistics import power_law
-from krogh.lab.times import first_time
 from krogh.probes.chain_of_thought import attention_classes
 from krogh.systems.chain_of_thought import system
-from krogh.systems.chain_of_thought.dynamics import DIFFERENT_STEP, different_step
+from krogh.systems.chain_of_thought.dynamics import DIFFERENT_STEP, different_step, first_below
 from krogh.systems.chain_of_thought.learning import SMOKE, Training, error, head_run
 from krogh.theory import reasoning_chains as rc
 from krogh.train import Reach, sweep
@@ -108,8 +107,8 @@ def first_stage(s: Stage1) -> xr.Dataset:
         data = sweep(head_run(s, probes=[attention_classes, error], **settings), **axes).data.isel(head=0)
         return xr.Dataset(
             {
-                "stage_1": first_time(-different_step(data.attention), -DIFFERENT_STEP),
-                "reached": first_time(-data.error, -s.level),
+                "stage_1": first_below(different_step(data.attention), DIFFERENT_STEP),
+                "reached": first_below(data.error, s.level),
             }
         )
 
