@@ -283,7 +283,8 @@ def test_rotated_patterns_stay_in_the_span():
 
 
 def test_example_1_is_exact():
-    maps, A = rc.paired(2, 0.6, (0.6, 0.4), (0.8, 0.2))
+    maps = np.array([[0, 1], [1, 0]])
+    A = rc.paired(maps, 0.6, (0.6, 0.4), (0.8, 0.2))
     np.testing.assert_allclose(A, [[[0.6, 0.4], [0.4, 0.6]], [[0.4, 0.6], [0.8, 0.2]]], atol=1e-15)
     np.testing.assert_allclose(rc.composed(A), [[0.56, 0.44], [0.64, 0.36]], atol=1e-12)
     assert rc.tau(maps, A) == pytest.approx(0.36) and rc.tau_o(A) == pytest.approx(0.56)
@@ -338,12 +339,13 @@ def test_impossible_primacies_are_refused():
 def test_the_reported_pair_of_instances():
     """τ_o = .4 and ρ_o = .1 with and without Condition 7.3.2."""
     for w, strong, holds in ((0.56, 0.9, False), (0.94 / 1.5, 0.8, True)):
-        maps, A = rc.paired(10, 0.6, (w, 1 / 15), (strong, 0.06))
+        maps = rc.shifts(10, 2)
+        A = rc.paired(maps, 0.6, (w, 1 / 15), (strong, 0.06))
         np.testing.assert_allclose(A.sum(-1), 1)
         assert rc.tau_o(A) == pytest.approx(0.4) and rc.primacy_o(A) == pytest.approx(0.1)
         assert rc.condition(maps, A).all() == holds and rc.primacy(maps, A) > 0
     with pytest.raises(InputError, match="even"):
-        rc.paired(5, 0.6, (0.6, 0.4), (0.8, 0.2))
+        rc.paired(rc.shifts(5, 2), 0.6, (0.6, 0.4), (0.8, 0.2))
 
 
 def test_bounds_scale_as_printed():

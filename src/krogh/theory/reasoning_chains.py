@@ -123,27 +123,28 @@ def erroneous(
 
 
 def paired(
-    M: int, a: float, weak: tuple[float, float], strong: tuple[float, float]
-) -> tuple[Maps, Float[np.ndarray, "2 M M"]]:
-    """Two steps on M/2 pairs (i, i + M/2) of a weak and a strong pattern, f_1 = identity, f_2 = swap within pairs.
+    maps: Int[np.ndarray, "2 M"], a: float, weak: tuple[float, float], strong: tuple[float, float]
+) -> Float[np.ndarray, "2 M M"]:
+    """Transition matrices of a two-step task on M/2 pairs of a weak pattern i and a strong one i' = i + M/2.
 
-    Step 1 stays with probability a and goes to the partner with 1 − a. Step 2 from a weak (strong) pattern gives its
-    own image with the first, its partner's with the second probability of `weak` (`strong`), and one of the other
-    M − 2 otherwise. For a weak input B(right) = a w + (1 − a) v' and B(partner's) = a v + (1 − a) w'. With M = 2 and
-    a = .6, weak = (.6, .4), strong = (.8, .2) it is Example 1, in which the fourth map is printed f_1(μ'_2) for
-    f_2(μ'_2).
+    Step 1 answers f_1(i) with probability a and f_1(i') with 1 − a, and likewise for i'. Step 2 from f_1(i) gives its
+    own image with the first and its partner's with the second probability of `weak`, from f_1(i') those of `strong`,
+    and any of the other M − 2 otherwise. For a weak input B(right) = a w + (1 − a) v' and B(partner's) = a v +
+    (1 − a) w'. With f_1 = identity and f_2 = swap on M = 2, a = .6, weak = (.6, .4) and strong = (.8, .2) it is Example
+    1, whose fourth map is printed f_1(μ'_2) for f_2(μ'_2).
     """
+    M = maps.shape[1]
     if M % 2:
-        raise InputError(f"patterns come in pairs, so M must be even, got {M}")
+        raise InputError(f"patterns come in pairs, so their number must be even, got {M}")
     own = np.arange(M)
     partner = (own + M // 2) % M
-    is_weak = own < M // 2
+    after, final = maps[0], maps[1][maps[0]]
+    right, other = (np.where(own < M // 2, weak[i], strong[i]) for i in range(2))
     A = np.zeros((2, M, M))
-    A[0, own, own], A[0, own, partner] = a, 1 - a
-    right, other = (np.where(is_weak, weak[i], strong[i]) for i in range(2))
-    A[1] = ((1 - right - other) / max(M - 2, 1))[:, None]
-    A[1, own, partner], A[1, own, own] = right, other
-    return np.array([own, partner]), A
+    A[0, own, after], A[0, own, after[partner]] = a, 1 - a
+    A[1, after] = ((1 - right - other) / max(M - 2, 1))[:, None]
+    A[1, after, final], A[1, after, final[partner]] = right, other
+    return A
 
 
 # ------------------------------------------------------------------------------------------- votes

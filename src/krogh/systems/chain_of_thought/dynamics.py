@@ -273,7 +273,7 @@ def plot_late(ds: xr.Dataset) -> "Figure":
 
 @system.experiment(
     "thm-3-matrix",
-    "The learned matrix compares patterns and steps, and nothing else",
+    "The learned matrix compares patterns and steps",
     presets={"smoke": Training(**SMOKE), "quick": Training(), "paper": Training(seeds=64)},
 )
 def matrix(s: Training) -> xr.Dataset:
@@ -332,6 +332,19 @@ def centred_blocks(ds: xr.Dataset):
         diagonal, off = _parts(ds.W.values[:, part, part])
         parts[name] = between(-off.mean(1) / diagonal.mean(1) * (n - 1), 0.9, 1.1)
     return all_of(**parts)
+
+
+@matrix.claim(
+    "23.17c",
+    "W does not compare an example's answer with the query: the mean diagonal of its block from outputs to inputs is "
+    "<= .1 of that of the pattern block in absolute value",
+    source="(F.45)-(F.48)",
+    presets=("quick", "paper"),
+)
+def blind_to_answers(ds: xr.Dataset):
+    M, K = ds.attrs["M"], ds.attrs["K"]
+    patterns, answers = (_parts(ds.W.values[:, part, :M])[0] for part in (slice(0, M), slice(M + K, None)))
+    return at_most(abs(answers.mean(1) / patterns.mean(1)), 0.1)
 
 
 @matrix.figure

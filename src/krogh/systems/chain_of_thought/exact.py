@@ -34,7 +34,8 @@ class Example:
 
 @system.experiment("fig-7.1", "Example 1: right at every step, wrong at the end", presets={"quick": Example()})
 def example(s: Example) -> xr.Dataset:
-    maps, A = rc.paired(2, s.a, (s.w, 1 - s.w), (s.s, 1 - s.s))
+    maps = np.array([[0, 1], [1, 0]])
+    A = rc.paired(maps, s.a, (s.w, 1 - s.w), (s.s, 1 - s.s))
     return xr.Dataset(
         {
             "A": (("k", "given", "answer"), A),

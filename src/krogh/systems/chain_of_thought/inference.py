@@ -243,7 +243,11 @@ Family = tuple[str, float, float, float, float, float]
 @dataclass(frozen=True)
 class Condition(Testing):
     """Cases are (name, a, w, v, w', v') of `reasoning_chains.paired`: step 1 is right with probability a; step 2 from a
-    weak pattern gives its own image with probability w and its partner's with v; from a strong one w' and v'."""
+    weak pattern gives its own image with probability w and its partner's with v; from a strong one w' and v'.
+
+    Steps are shifts, as in training. With Example 1's f_1 = identity the head is no pure vote: training tasks never map
+    a pattern to itself, so that it has learned to look away from answers that equal the query (claim 23.17c).
+    """
 
     K: int = 2
     lengths: tuple[int, ...] = (10, 20, 40, 80, 160, 320, 640)
@@ -267,16 +271,16 @@ class Condition(Testing):
     },
 )
 def comparison(s: Condition) -> xr.Dataset:
-    made = [rc.paired(s.test_patterns, a, (w, v), (ws, vs)) for _, a, w, v, ws, vs in s.cases]
-    maps = made[0][0]
-    every_seed = [np.broadcast_to(A, (s.seeds, *A.shape)) for _, A in made]
+    maps = rc.shifts(s.test_patterns, s.K)
+    made = [rc.paired(maps, a, (w, v), (ws, vs)) for _, a, w, v, ws, vs in s.cases]
+    every_seed = [np.broadcast_to(A, (s.seeds, *A.shape)) for A in made]
     data = ask(trained(s), s, maps, every_seed, [s.test_alpha] * len(made))
     quantities = {
-        "tau": [rc.tau(maps, A) for _, A in made],
-        "rho": [rc.primacy(maps, A) for _, A in made],
-        "tau_o": [rc.tau_o(A) for _, A in made],
-        "rho_o": [rc.primacy_o(A) for _, A in made],
-        "icl_limit": [rc.icl_limit(maps, A) for _, A in made],
+        "tau": [rc.tau(maps, A) for A in made],
+        "rho": [rc.primacy(maps, A) for A in made],
+        "tau_o": [rc.tau_o(A) for A in made],
+        "rho_o": [rc.primacy_o(A) for A in made],
+        "icl_limit": [rc.icl_limit(maps, A) for A in made],
     }
     data = data.assign_coords(case=[name for name, *_ in s.cases])
     return data.assign({name: ("case", values) for name, values in quantities.items()})
