@@ -15,7 +15,7 @@ from krogh.probes.chain_of_thought import attention_classes, infer, reason
 from krogh.systems.chain_of_thought.guarantees import shortest
 from krogh.systems.chain_of_thought.learning import half_squares
 from krogh.tasks.chain_of_thought import ChainPrompts, ErroneousChains, rotated
-from krogh.tasks.prompts import evenly, orthonormal, step_columns
+from krogh.tasks.prompts import evenly, orthonormal, orthonormalised, step_columns
 from krogh.theory import reasoning_chains as rc
 
 
@@ -105,6 +105,11 @@ def test_frames_are_orthonormal_and_small_ones_are_refused():
         ChainPrompts(M=6, K=3, d=8)
     with pytest.raises(InputError, match="columns must lie"):
         ChainPrompts(M=6, K=3, d=9, examples=2, columns=10)
+
+
+def test_gram_schmidt_is_the_other_way_to_orthonormal_rows():
+    rows = orthonormal(jax.random.key(0), 5, 9)
+    np.testing.assert_allclose(orthonormalised(jax.random.normal(jax.random.key(0), (9, 5)).T), rows, atol=1e-5)
 
 
 def test_the_share_of_helpful_examples_holds_in_every_prefix():

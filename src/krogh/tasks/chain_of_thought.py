@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from krogh.errors import InputError
 from krogh.tasks.base import Batch, Task
-from krogh.tasks.prompts import evenly, orthonormal, step_columns
+from krogh.tasks.prompts import evenly, orthonormalised, step_columns
 
 
 class ChainPrompts(Task):
@@ -67,7 +67,8 @@ class ChainPrompts(Task):
         return self.frame[self.M :]  # type: ignore[index]
 
     def instance(self, key: PRNGKeyArray) -> "ChainPrompts":
-        return eqx.tree_at(lambda task: task.frame, self, orthonormal(key, self.M + self.K, self.d))
+        vectors = orthonormalised(jax.random.normal(key, (self.M + self.K, self.d)))
+        return eqx.tree_at(lambda task: task.frame, self, vectors)
 
     def sample(self, key: PRNGKeyArray, size: int) -> Batch:
         cycle_key, step_key, phase_key, start_key = jax.random.split(key, 4)
@@ -158,4 +159,4 @@ class ErroneousChains(Task):
 @partial(jax.vmap, in_axes=(0, None, 0))
 def rotated(key: PRNGKeyArray, count: int, patterns: Float[Array, "M d"]) -> Float[Array, "count d"]:
     """`count` random orthonormal vectors in the span of the patterns, for each key and its set (7.19)."""
-    return orthonormal(key, count, len(patterns)) @ patterns
+    return orthonormalised(jax.random.normal(key, (count, len(patterns)))) @ patterns

@@ -23,6 +23,22 @@ def orthonormal(key: PRNGKeyArray, count: int, dim: int) -> Float[Array, "{count
     return (q * jnp.sign(jnp.diagonal(r))).T
 
 
+def orthonormalised(rows: Float[Array, "count dim"]) -> Float[Array, "count dim"]:
+    """Gram–Schmidt, twice for the sake of rounding; of Gaussian rows it is `orthonormal`'s distribution.
+
+    Products alone: many matrices at once on several CPU devices can make LAPACK's QR wait for ever.
+    """
+
+    def step(done: Array, numbered: tuple[Array, Array]) -> tuple[Array, None]:
+        i, row = numbered
+        row = row - (done @ row) @ done
+        row = row / jnp.linalg.norm(row)
+        row = row - (done @ row) @ done
+        return done.at[i].set(row / jnp.linalg.norm(row)), None
+
+    return jax.lax.scan(step, jnp.zeros_like(rows), (jnp.arange(len(rows)), rows))[0]
+
+
 def step_columns(
     chains: Float[Array, "*batch l states d"], steps: Float[Array, "steps d"]
 ) -> Float[Array, "*batch columns width"]:

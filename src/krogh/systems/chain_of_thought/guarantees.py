@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import xarray as xr
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, PRNGKeyArray
 
 from krogh.lab import all_of, at_least, at_most, between
 from krogh.lab.figures import COLOURS, curve_with_spread, new_figure, theory
@@ -15,6 +15,7 @@ from krogh.systems.chain_of_thought import system
 from krogh.systems.chain_of_thought.inference import equal_steps, last_step
 from krogh.systems.chain_of_thought.learning import SMOKE_TEST, Heads, Testing, ask, trained
 from krogh.tasks.chain_of_thought import rotated
+from krogh.tasks.prompts import orthonormalised
 from krogh.theory import reasoning_chains as rc
 
 if TYPE_CHECKING:
@@ -51,9 +52,8 @@ class Span(Testing):
 def span(s: Span) -> xr.Dataset:
     heads = trained(s)
     maps, A = default_task(s)
-    keys = jax.random.split(jax.random.key(2), (2, s.seeds))
-    inside = rotated(keys[0], s.test_patterns, heads.patterns)
-    outside = rotated(keys[1], s.test_patterns, complements(heads))
+    inside = rotated(jax.random.split(jax.random.key(2), s.seeds), s.test_patterns, heads.patterns)
+    outside = outside_span(jax.random.key(3), s.test_patterns, heads)
     cases = [(where, alpha) for where in ("in the span", "orthogonal to it") for alpha in s.alphas]
     given = [inside if where == "in the span" else outside for where, _ in cases]
     data = ask(heads, s, maps, [A] * len(cases), [alpha for _, alpha in cases], patterns=given)
@@ -65,11 +65,11 @@ def span(s: Span) -> xr.Dataset:
     return xr.Dataset(stacked, coords={"where": where, "alpha": list(s.alphas), **data.coords})
 
 
-def complements(heads: Heads) -> Float[Array, "seeds rest d"]:
-    """An orthonormal basis of what is orthogonal to every training pattern and step vector."""
+def outside_span(key: PRNGKeyArray, count: int, heads: Heads) -> Float[Array, "seeds {count} d"]:
+    """Random orthonormal vectors orthogonal to every training pattern and step vector, for each seed."""
     frame = jnp.concatenate([heads.patterns, heads.steps], axis=1)
-    q = jnp.linalg.qr(frame.transpose(0, 2, 1), mode="complete")[0]
-    return q[..., frame.shape[1] :].transpose(0, 2, 1)
+    free = jax.random.normal(key, (len(frame), count, frame.shape[2]))
+    return jax.vmap(orthonormalised)(jnp.concatenate([frame, free], axis=1))[:, -count:]
 
 
 @span.claim(

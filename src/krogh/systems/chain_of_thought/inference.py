@@ -309,19 +309,19 @@ def condition_decides(ds: xr.Dataset):
     )
 
 
+def _reported(ds: xr.Dataset) -> tuple[xr.Dataset, xr.Dataset]:
+    return tuple(ds.sel(case=f"{name}, tau_o = .4, rho_o = .1") for name in ("violated", "satisfied"))
+
+
 @comparison.claim(
     "23.14b",
     "tau_o = .4, rho_o = .1: with Condition 7.3.2 the ICL error at the longest prompt is at most half of that at "
-    "l = 10; without it ICL error is >= .35 at every l; CoT <= .05 at the longest prompt in both",
+    "l = 10; without it ICL error is >= .35 there; CoT <= .05 there in both",
     source="Fig 7.5",
     presets=("quick", "paper"),
 )
 def reported_instances(ds: xr.Dataset):
-    bad, good = (ds.sel(case=f"{name}, tau_o = .4, rho_o = .1") for name in ("violated", "satisfied"))
-    longest = {
-        name: at_most(one.cot.isel(length=-1), 0.05, over="seed")
-        for name, one in (("violated", bad), ("satisfied", good))
-    }
+    bad, good = _reported(ds)
     return all_of(
         falls=at_most(
             (good.icl.isel(length=-1), good.icl.sel(length=10)),
@@ -329,9 +329,24 @@ def reported_instances(ds: xr.Dataset):
             stat=lambda long, short: long.mean() / short.mean(),
             over="seed",
         ),
-        **{f"stays, l = {n}": at_least(bad.icl.sel(length=n), 0.35, over="seed") for n in ds.length.values},
-        **{f"CoT {name}": part for name, part in longest.items()},
+        stays=at_least(bad.icl.isel(length=-1), 0.35, over="seed"),
+        violated_cot=at_most(bad.cot.isel(length=-1), 0.05, over="seed"),
+        satisfied_cot=at_most(good.cot.isel(length=-1), 0.05, over="seed"),
     )
+
+
+@comparison.claim(
+    "23.14c",
+    "tau_o = .4, rho_o = .1: without Condition 7.3.2 ICL error is >= .35 irrespective of the number of examples, at "
+    "every l from 10 on",
+    source="Fig 7.5",
+    presets=("quick", "paper"),
+    finding="It dips to about .31 at l = 40 and rises from there towards .5: strong inputs are learned at once, while "
+    "weak ones, .36 against .40, stay close to a coin flip until hundreds of examples decide for the wrong answer.",
+)
+def irrespective_of_length(ds: xr.Dataset):
+    bad, _ = _reported(ds)
+    return all_of(**{f"l = {n}": at_least(bad.icl.sel(length=n), 0.35, over="seed") for n in ds.length.values})
 
 
 @comparison.figure
