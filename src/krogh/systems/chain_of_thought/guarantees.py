@@ -120,8 +120,32 @@ def plot_span(ds: xr.Dataset) -> "Figure":
 class Bound(Testing):
     """Errors in the last step alone, so that ρ is free; `level` is the error that counts as none."""
 
-    lengths: tuple[int, ...] = (2, 4, 6, 8, 10, 14, 18, 22, 26, 32, 40, 50, 64, 80, 100, 128, 160, 200, 256)
-    queries: int = 128
+    lengths: tuple[int, ...] = (
+        2,
+        4,
+        6,
+        8,
+        10,
+        14,
+        18,
+        22,
+        26,
+        32,
+        40,
+        50,
+        64,
+        80,
+        100,
+        128,
+        160,
+        200,
+        256,
+        320,
+        400,
+        512,
+        640,
+    )
+    queries: int = 64
     alphas: tuple[float, ...] = (0.4, 0.8)
     taus: tuple[float, ...] = (0.3, 0.5)
     rhos: tuple[float, ...] = (0.3, 0.5, 0.7)
