@@ -95,7 +95,7 @@ def infer(
     each = jax.vmap(one)(
         chains,
         answers,
-        latents["states"],
+        latents["states"],  # type: ignore[index]
         ends,
         *(jax.random.split(tie, size) for tie in tie_keys),  # type: ignore[index]
     )

@@ -136,7 +136,7 @@ class ErroneousChains(Task):
         chances = jax.random.uniform(chain_key, (K, size, self.examples))
         later = jax.lax.scan(draw, starts, (jnp.cumsum(self.transitions, axis=-1), chances))[1]
         states = jnp.concatenate([starts[None], later]).transpose(1, 2, 0)
-        answers = jax.lax.scan(lambda z, step: (step[z],) * 2, query[:, 0], self.maps)[1].T
+        answers = jax.lax.scan(lambda z, step: (step[z],) * 2, query[:, 0], self.maps)[1].T  # type: ignore[arg-type]
 
         delta = jax.random.normal(noise_key, (*states.shape, self.patterns.shape[1]))
         delta = delta - (delta @ self.patterns.T) @ self.patterns

@@ -137,7 +137,7 @@ def gradient(s: Gradient) -> xr.Dataset:
             return {name: jnp.abs(form - automatic).max() for name, form in by_hand.items()}
 
         errors = jax.vmap(forms)(x, z)
-        expected = sum((latents[name] == latents[name][:, -1:]) * 1.0 for name in ("pattern", "step"))
+        expected = sum((latents[name] == latents[name][:, -1:]) * 1.0 for name in ("pattern", "step"))  # type: ignore[index]
         products = jnp.einsum("bnw,bw->bn", x, x[:, -1])
         errors["inner"] = jnp.abs(products - expected).max(axis=1)
     return xr.Dataset({name: ("prompt", np.asarray(values)) for name, values in errors.items()})
