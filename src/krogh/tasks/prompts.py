@@ -1,8 +1,10 @@
 """Prompts: examples of a task with their answers, and a query without one."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 
 def prompt(
@@ -19,3 +21,39 @@ def orthonormal(key: PRNGKeyArray, count: int, dim: int) -> Float[Array, "{count
     gaussian = jax.random.normal(key, (dim, count))
     q, r = jnp.linalg.qr(gaussian)
     return (q * jnp.sign(jnp.diagonal(r))).T
+
+
+def orthonormalised(rows: Float[Array, "count dim"]) -> Float[Array, "count dim"]:
+    """Gram–Schmidt, twice for the sake of rounding; of Gaussian rows it is `orthonormal`'s distribution.
+
+    Products alone: many matrices at once on several CPU devices can make LAPACK's QR wait for ever.
+    """
+
+    def step(done: Array, numbered: tuple[Array, Array]) -> tuple[Array, None]:
+        i, row = numbered
+        row = row - (done @ row) @ done
+        row = row / jnp.linalg.norm(row)
+        row = row - (done @ row) @ done
+        return done.at[i].set(row / jnp.linalg.norm(row)), None
+
+    return jax.lax.scan(step, jnp.zeros_like(rows), (jnp.arange(len(rows)), rows))[0]
+
+
+def step_columns(
+    chains: Float[Array, "*batch l states d"], steps: Float[Array, "steps d"]
+) -> Float[Array, "*batch columns width"]:
+    """Rows (y_{i,k−1} + c_k, y_{i,k}) for the K steps of every example, one example after the other (004 (7.1)).
+
+    `chains` holds y_{i,0} = x_i, …, y_{i,K}; `steps` holds c_1, …, c_K.
+    """
+    rows = jnp.concatenate([chains[..., :-1, :] + steps, chains[..., 1:, :]], axis=-1)
+    return rows.reshape(*chains.shape[:-3], -1, rows.shape[-1])
+
+
+def evenly(phase: Float[Array, "*batch"], share: Any, count: int) -> Bool[Array, "*batch {count}"]:
+    """Which of `count` examples are chosen: of the first L, share·L rounded down or up; each with probability `share`.
+
+    ⌊share (i + 1) + phase⌋ > ⌊share i + phase⌋, with a phase uniform in [0, 1).
+    """
+    reached = jnp.floor(share * jnp.arange(count + 1) + phase[..., None])
+    return jnp.diff(reached, axis=-1) > 0
