@@ -18,13 +18,11 @@ def prompt(
 
 def orthonormal(key: PRNGKeyArray, count: int, dim: int) -> Float[Array, "{count} {dim}"]:
     """`count` orthonormal rows in R^dim, uniformly distributed."""
-    gaussian = jax.random.normal(key, (dim, count))
-    q, r = jnp.linalg.qr(gaussian)
-    return (q * jnp.sign(jnp.diagonal(r))).T
+    return orthonormalised(jax.random.normal(key, (dim, count)).T)
 
 
 def orthonormalised(rows: Float[Array, "count dim"]) -> Float[Array, "count dim"]:
-    """Gram–Schmidt, twice for the sake of rounding; of Gaussian rows it is `orthonormal`'s distribution.
+    """Gram–Schmidt, twice for the sake of rounding.
 
     Products alone: many matrices at once on several CPU devices can make LAPACK's QR wait for ever.
     """

@@ -197,14 +197,13 @@ class LongTraining(Training):
     steps: int = 2000
     validation: int = 512
     levels: tuple[float, ...] = (0.1, 0.03, 0.01, 0.003)
-    window: tuple[int, int] = (200, 2000)
 
 
 @system.experiment(
     "thm-3-time",
     "What is left of the loss falls like 1/t",
     presets={
-        "smoke": LongTraining(**SMOKE | {"steps": 200}, window=(50, 200)),
+        "smoke": LongTraining(**SMOKE | {"steps": 200}),
         "quick": LongTraining(),
         "paper": LongTraining(validation=2048, seeds=64),
     },
@@ -217,7 +216,7 @@ def late(s: LongTraining) -> xr.Dataset:
         level=list(s.levels)
     )
     data = with_kinds(data).assign(time=times)
-    return data.assign_attrs(eta=s.eta, K=s.K, M=s.M, window=list(s.window))
+    return data.assign_attrs(eta=s.eta, K=s.K, M=s.M)
 
 
 def _slopes(values: xr.DataArray) -> np.ndarray:
