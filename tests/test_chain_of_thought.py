@@ -229,13 +229,13 @@ def perfect_head(task, strength=40.0):
 
 
 def test_a_head_that_matches_perfectly_votes():
-    task = chain_task(alpha=0.6, rho=0.1, noise=0.0)
-    found = inferred(perfect_head(task), task, 2, 1200, (3, 10, 30))
+    task = chain_task(alpha=0.6, rho=0.5, noise=0.0)
+    found = inferred(perfect_head(task), task, 2, 600, (3, 10, 30))
     # ties are broken differently, and only there
     np.testing.assert_allclose(found["cot"][1:], found["cot_vote"][1:], atol=0.05)
     np.testing.assert_allclose(found["icl"][1:], found["icl_vote"][1:], atol=0.05)
     np.testing.assert_allclose(found["attention"][2, :, 0], 1, atol=1e-3)
-    uniform = inferred(QueryReader(jnp.zeros((24, 24))), task, 2, 1200, (3, 10, 30))
+    uniform = inferred(QueryReader(jnp.zeros((24, 24))), task, 2, 600, (3, 10, 30))
     assert uniform["cot"][2].mean() > found["cot"][2].mean() + 0.2
 
 
