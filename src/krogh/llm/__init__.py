@@ -1,4 +1,4 @@
-"""Language models: GemFilter and its baselines on Hugging Face models (extra `llm`); PyTorch is imported on first use."""
+"""GemFilter and its baselines on Hugging Face models (extra `llm`); PyTorch is imported on first use."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -164,7 +164,7 @@ class GemFilter(Rerun):
                 queries.append(query[0, :, -1:] if self.row == "last" else query[0])
 
         keys = None
-        with own_attention(self.model), self._alone():
+        with own_attention(self.model), self.alone() if self.offload else nullcontext():
             for _, held, _ in walk(self.model, ids[None], self.chunk, observe, stop=self.layer):
                 keys = held.held()[0][0]
         assert keys is not None
@@ -179,10 +179,11 @@ class GemFilter(Rerun):
         return pooled(row_scores(query, keys)[0], self.pool, self.kernel)
 
     @contextmanager
-    def _alone(self) -> Iterator[None]:
+    def alone(self) -> Iterator[None]:
+        """Inside, what lies above the filter layer is in host memory."""
         base, head = self.model.model, self.model.lm_head
-        waiting = list(base.layers[self.layer + 1 :]) if self.offload else []
-        if waiting and head.weight is not base.embed_tokens.weight:
+        waiting = list(base.layers[self.layer + 1 :])
+        if head.weight is not base.embed_tokens.weight:
             waiting.append(head)
         device = self.model.device
         try:
@@ -229,23 +230,24 @@ class FullAttention(Method):
 
     @torch.no_grad()
     def prefill(self, ids: Tensor, spare: int = 0) -> tuple[Cache, Tensor, Tensor | None]:
-        """A prompt (n,) → its cache with room for `spare` tokens, logits (1, vocabulary) of the next token, kept sets."""
+        """A prompt (n,) → its cache with room for `spare` more, logits (1, vocabulary) of the next token, kept sets."""
         check_prompt(self.model, len(ids))
-        layers, kept, hidden = [], [], None
+        layers, kept, last = [], [], None
         with own_attention(self.model):
             for layer, held, hidden in walk(self.model, ids[None], self.chunk, self.observe, spare=spare):
+                last = hidden[:, -1:]
                 layers.append(held)
                 chosen = self.choose(layer, held) if self.keep is not None and len(ids) > self.keep else None
                 if chosen is not None:
                     held.keep(chosen, spare)
                     kept.append(chosen)
         self.evict(layers, kept, spare)
-        assert hidden is not None
-        logits = self.model.lm_head(self.model.model.norm(hidden[:, -1:]))[:, 0]
+        assert last is not None
+        logits = self.model.lm_head(self.model.model.norm(last))[:, 0]
         return Cache(layers=layers), logits, torch.stack(kept) if kept else None
 
     def observe(self, layer: int, query: Tensor, key: Tensor, scaling: float) -> None:
-        """Called in every layer for every chunk: query (1, heads, rows, d), all keys up to it (1, kv heads, columns, d)."""
+        """Sees every chunk in every layer: query (1, heads, rows, d), all keys up to it (1, kv heads, columns, d)."""
 
     def choose(self, layer: int, held: Held) -> Tensor | None:
         """The tokens (sets, k) to keep of a layer that has just been computed."""

@@ -1,0 +1,48 @@
+"""Seconds and peak memory of a piece of work, on a GPU or in this process."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+
+@dataclass
+class Usage:
+    """`peak` bytes at the highest point, `base` bytes before; in a process they are those of the whole process."""
+
+    seconds: float = 0.0
+    base: int = 0
+    peak: int = 0
+
+
+@contextmanager
+def measured(device: torch.device) -> Iterator[Usage]:
+    """Filled in at the end: synchronised time, and the peak since the beginning."""
+    usage = Usage()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        usage.base = torch.cuda.memory_allocated(device)
+    else:
+        with suppress(OSError):
+            Path("/proc/self/clear_refs").write_text("5")  # the kernel's peak starts anew
+        usage.base = _process("VmRSS")
+    start = time.perf_counter()
+    yield usage
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    usage.seconds = time.perf_counter() - start
+    usage.peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else _process("VmHWM")
+
+
+def _process(field: str) -> int:
+    """A field of this process's status in bytes; 0 where the system does not tell."""
+    with suppress(OSError, StopIteration):
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return 1024 * int(next(line for line in lines if line.startswith(field)).split()[1])
+    return 0
