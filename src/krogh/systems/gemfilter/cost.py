@@ -211,7 +211,7 @@ def cost(s: Cost) -> xr.Dataset:
                 if progress:
                     progress(f"{shape.name}, {method}, n = {n}", done, total, 0.0)
         del model
-    dims = ("model", "method", "n")
+    dims = ("model", "approach", "n")
     return xr.Dataset(
         {name: (dims, value) for name, value in found.items()}
         | {
@@ -235,7 +235,7 @@ def cost(s: Cost) -> xr.Dataset:
                 ],
             ),
         },
-        coords={"model": [shape.name for shape in shapes], "method": list(METHODS), "n": list(s.lengths)},
+        coords={"model": [shape.name for shape in shapes], "approach": list(METHODS), "n": list(s.lengths)},
         attrs={"keep": s.keep, "device": s.device},
     )
 
@@ -254,7 +254,7 @@ def _long(ds: xr.Dataset) -> xr.Dataset:
 def prompt_time(ds: xr.Dataset):
     long = _long(ds)
     tolerance = 0.10 if ds.attrs["device"] == "cuda" else 0.15
-    ratio = long.prompt_seconds.sel(method="gemfilter") / long.prompt_seconds.sel(method="full")
+    ratio = long.prompt_seconds.sel(approach="gemfilter") / long.prompt_seconds.sel(approach="full")
     relative = ratio / (long.layers_run / long.layers)
     return all_of(
         **{
@@ -270,7 +270,7 @@ def prompt_time(ds: xr.Dataset):
 )
 def no_gain_from_eviction(ds: xr.Dataset):
     long = _long(ds)
-    ratio = long.prompt_seconds.sel(method="snapkv") / long.prompt_seconds.sel(method="full")
+    ratio = long.prompt_seconds.sel(approach="snapkv") / long.prompt_seconds.sel(approach="full")
     return all_of(
         **{
             f"{m} {int(n)}": between(float(ratio.sel(model=m, n=n)), 1.0, 1.15)
@@ -301,7 +301,7 @@ def between_linear_and_quadratic(ds: xr.Dataset):
     parts = {}
     for model in ds.model.values:
         one = ds.sel(model=model)
-        seconds = one.prompt_seconds.sel(method="full").values
+        seconds = one.prompt_seconds.sel(approach="full").values
         long = one.n.values >= 32_768
         slopes = np.diff(np.log(seconds[long])) / np.diff(np.log(one.n.values[long]))
         whole = np.log(seconds[long][-1] / seconds[long][0]) / np.log(one.n.values[long][-1] / one.n.values[long][0])
@@ -322,7 +322,7 @@ def between_linear_and_quadratic(ds: xr.Dataset):
 )
 def cache_sizes(ds: xr.Dataset):
     ratio = ds.cache_bytes / ds.cache_bytes_predicted
-    return all_of(**{m: at_most(float(abs(ratio.sel(method=m) - 1).max()), 0.01) for m in METHODS})
+    return all_of(**{m: at_most(float(abs(ratio.sel(approach=m) - 1).max()), 0.01) for m in METHODS})
 
 
 @cost.claim(
@@ -333,7 +333,7 @@ def cache_sizes(ds: xr.Dataset):
 )
 def peak_difference(ds: xr.Dataset):
     last = ds.isel(n=-1)
-    found = last.prompt_peak.sel(method="full") - last.prompt_peak.sel(method="snapkv")
+    found = last.prompt_peak.sel(approach="full") - last.prompt_peak.sel(approach="snapkv")
     return all_of(**{m: between(float((found / last.kept_difference).sel(model=m)), 0.9, 1.1) for m in ds.model.values})
 
 
@@ -346,10 +346,10 @@ def peak_difference(ds: xr.Dataset):
 )
 def filter_only_memory(ds: xr.Dataset):
     one = ds.isel(model=0, n=-1)
-    alone = float(one.filter_only_peak.sel(method="gemfilter"))
+    alone = float(one.filter_only_peak.sel(approach="gemfilter"))
     return all_of(
-        below_snapkv=at_least(1 - alone / float(one.prompt_peak.sel(method="snapkv")), 0.25),
-        below_full=at_least(1 - alone / float(one.prompt_peak.sel(method="full")), 0.50),
+        below_snapkv=at_least(1 - alone / float(one.prompt_peak.sel(approach="snapkv")), 0.25),
+        below_full=at_least(1 - alone / float(one.prompt_peak.sel(approach="full")), 0.50),
     )
 
 
@@ -361,10 +361,10 @@ def filter_only_memory(ds: xr.Dataset):
 )
 def printed_memory(ds: xr.Dataset):
     one = ds.isel(model=0, n=-1)
-    alone = float(one.filter_only_peak.sel(method="gemfilter"))
+    alone = float(one.filter_only_peak.sel(approach="gemfilter"))
     return all_of(
-        below_snapkv=at_least(1 - alone / float(one.prompt_peak.sel(method="snapkv")), 0.30),
-        below_full=at_least(1 - alone / float(one.prompt_peak.sel(method="full")), 0.70),
+        below_snapkv=at_least(1 - alone / float(one.prompt_peak.sel(approach="snapkv")), 0.30),
+        below_full=at_least(1 - alone / float(one.prompt_peak.sel(approach="full")), 0.70),
     )
 
 
@@ -382,11 +382,13 @@ def token_time(ds: xr.Dataset):
         seconds, cache = one.token_seconds, one.cache_bytes
         embedding = float(one.weight_bytes)
         parts[f"{model} equal"] = between(
-            float(seconds.sel(method="snapkv") / seconds.sel(method="gemfilter")), 0.9, 1.1
+            float(seconds.sel(approach="snapkv") / seconds.sel(approach="gemfilter")), 0.9, 1.1
         )
         for method in ("gemfilter", "snapkv"):
-            gain = float(seconds.sel(method="full") / seconds.sel(method=method))
-            predicted = (embedding + float(cache.sel(method="full"))) / (embedding + float(cache.sel(method=method)))
+            gain = float(seconds.sel(approach="full") / seconds.sel(approach=method))
+            predicted = (embedding + float(cache.sel(approach="full"))) / (
+                embedding + float(cache.sel(approach=method))
+            )
             parts[f"{model} {method}"] = between(gain / predicted, 0.75, 1.25)
     return all_of(**parts)
 
@@ -401,10 +403,10 @@ def cost_plot(ds: xr.Dataset):
     }
     for line, model in zip(axes, ds.model.values, strict=True):
         one = ds.sel(model=model)
-        full = one.prompt_seconds.sel(method="full").values
+        full = one.prompt_seconds.sel(approach="full").values
         fitted = efficiency_fit(one.linear_flops.values, one.quadratic_flops.values, full)
         for method, colour in zip(METHODS, COLOURS, strict=False):
-            shown = one.sel(method=method)
+            shown = one.sel(approach=method)
             share = float(one.layers_run / one.layers) if method == "gemfilter" else 1.0
             line[0].plot(ds.n, shown.prompt_seconds, "o", color=colour, label=labels[method])
             line[0].plot(ds.n, share * fitted, "--", color=colour, linewidth=0.8)

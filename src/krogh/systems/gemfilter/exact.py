@@ -104,11 +104,11 @@ def exact(s: Exact) -> xr.Dataset:
             "listing_sorted": (("draw",), listed),
             "equal_when_all_kept": (("case",), equal),
             "ordered": (("case",), ordered),
-            "logit_error": (("family", "method", "prompt"), errors),
+            "logit_error": (("family", "approach", "prompt"), errors),
             "sets": (("family", "kind"), sets),
             "sets_expected": (("family", "kind"), expected),
         },
-        coords={"family": list(s.families), "method": list(names), "kind": ["gemfilter", "snapkv", "h2o"]},
+        coords={"family": list(s.families), "approach": list(names), "kind": ["gemfilter", "snapkv", "h2o"]},
     )
 
 
@@ -136,7 +136,7 @@ def listing(ds: xr.Dataset):
 
 @exact.claim("08.2", "with k = n SnapKV, H2O and One-Run give the logits of full attention to 1e-4", source="§9.4")
 def eviction_identity(ds: xr.Dataset):
-    return all_of(**{str(m): at_most(float(ds.logit_error.sel(method=m).max()), 1e-4) for m in ds.method.values})
+    return all_of(**{str(m): at_most(float(ds.logit_error.sel(approach=m).max()), 1e-4) for m in ds.approach.values})
 
 
 @exact.claim("08.18", "index sets: 1 (GemFilter), m h (SnapKV), m h_kv (H2O)", source="Fig G.5")
@@ -147,8 +147,8 @@ def index_sets(ds: xr.Dataset):
 @exact.figure
 def exact_plot(ds: xr.Dataset):
     fig, ax = new_figure(size=(4.2, 2.4))
-    for method in ds.method.values:
-        ax.plot(ds.family, ds.logit_error.sel(method=method).max("prompt"), "o", label=str(method))
+    for method in ds.approach.values:
+        ax.plot(ds.family, ds.logit_error.sel(approach=method).max("prompt"), "o", label=str(method))
     ax.axhline(1e-4, color="0.5", linestyle=":", label="claimed")
     ax.set(yscale="log", ylabel="largest error of the logits, k = n")
     ax.legend()

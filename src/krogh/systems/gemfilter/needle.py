@@ -95,18 +95,18 @@ def needle(s: Needle) -> xr.Dataset:
                     progress(f"n = {n}, depth {depth:.0%}", done, np.prod(grid[1:]), 0.0)
     dims = ("n", "depth", "repeat")
     return xr.Dataset(
-        {"score": (("method", *dims), score), "covered": (dims, covered), "answer": (("method", *dims), answers)},
-        coords={"method": list(s.methods), "n": list(s.lengths), "depth": list(s.depths)},
+        {"score": (("approach", *dims), score), "covered": (dims, covered), "answer": (("approach", *dims), answers)},
+        coords={"approach": list(s.methods), "n": list(s.lengths), "depth": list(s.depths)},
         attrs={"keep": s.keep, "layer": s.layer},
     )
 
 
 @needle.figure
 def needle_plot(ds: xr.Dataset):
-    fig, axes = new_figure(ds.sizes["method"], size=(2.6 * ds.sizes["method"], 2.6), sharey=True, squeeze=False)
+    fig, axes = new_figure(ds.sizes["approach"], size=(2.6 * ds.sizes["approach"], 2.6), sharey=True, squeeze=False)
     image = None
-    for ax, method in zip(axes[0], ds.method.values, strict=True):
-        cells = ds.score.sel(method=method).mean("repeat").transpose("depth", "n")
+    for ax, method in zip(axes[0], ds.approach.values, strict=True):
+        cells = ds.score.sel(approach=method).mean("repeat").transpose("depth", "n")
         image = ax.imshow(cells, vmin=0, vmax=11 / 12, cmap="RdYlGn", aspect="auto")
         ax.set_xticks(range(ds.sizes["n"]), [f"{n:,}" for n in ds.n.values], rotation=60)
         ax.set_yticks(range(ds.sizes["depth"]), [f"{d:.0%}" for d in ds.depth.values])
@@ -242,7 +242,7 @@ def long_tasks(tokenizer: Any, length: int, examples: int) -> list[tuple[str, An
     for _ in range(examples):
         titles = [str(t) for t in rng.permutation([*words] * 3)]
         shots = [f"Passage: {passage(t, size // 10)}\nBook: {t}" for t in titles[:-1]]
-        asked = f"Passage: {passage(titles[-1], size // 10)}\nFrom which book is the last passage: Emma, Moby Dick or Alice?"
+        asked = f"Passage: {passage(titles[-1], size // 10)}\nFrom which book is it: Emma, Moby Dick or Alice?"
         made.append(("which book", prompt("\n\n".join(shots), asked), titles[-1], 6))
 
         parts = [passage(str(rng.choice([*words])), size // 6) for _ in range(5)]
@@ -306,8 +306,8 @@ def longbench(s: Tasks) -> xr.Dataset:
             )
         seen[task] += 1
     return xr.Dataset(
-        {"score": (("method", "task", "example"), score)},
-        coords={"method": list(s.methods), "task": names},
+        {"score": (("approach", "task", "example"), score)},
+        coords={"approach": list(s.methods), "task": names},
         attrs={"keep": s.keep, "length": s.length},
     )
 
@@ -315,9 +315,9 @@ def longbench(s: Tasks) -> xr.Dataset:
 @longbench.figure
 def longbench_plot(ds: xr.Dataset):
     fig, ax = new_figure(size=(5.5, 2.6))
-    width = 0.8 / ds.sizes["method"]
-    for i, method in enumerate(ds.method.values):
-        one = 100 * ds.score.sel(method=method)
+    width = 0.8 / ds.sizes["approach"]
+    for i, method in enumerate(ds.approach.values):
+        one = 100 * ds.score.sel(approach=method)
         error = one.std("example") / np.sqrt(ds.sizes["example"])
         place = np.arange(ds.sizes["task"]) + i * width
         ax.bar(place, one.mean("example"), width, yerr=error, label=f"{method}: {float(one.mean()):.1f}")

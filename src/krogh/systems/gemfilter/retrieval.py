@@ -208,7 +208,7 @@ def _one_network(s: Retrieval, seed: int) -> xr.Dataset:
     ]
     return xr.Dataset(
         {
-            "score": (("method", "prompt"), table),
+            "score": (("approach", "prompt"), table),
             "by_layer": (("layer", "prompt"), by_layer),
             "covered": (("layer", "prompt"), covered),
             "distance": (("layer", "prompt"), distance),
@@ -220,7 +220,7 @@ def _one_network(s: Retrieval, seed: int) -> xr.Dataset:
             **{f"train_{name}": value for name, value in trained.items()},
         },
         coords={
-            "method": list(methods),
+            "approach": list(methods),
             "layer": np.arange(s.layers),
             "compressor": ["gemfilter", "snapkv", "h2o"],
             "keep": list(s.keeps),
@@ -247,7 +247,7 @@ def _points(values: xr.DataArray, other: xr.DataArray | float = 0.0) -> xr.DataA
 def keeps_the_score(ds: xr.Dataset):
     below = ds.by_layer.isel(layer=slice(0, -1))
     best = below.isel(layer=int(np.argmax(below.mean(("seed", "prompt")).values)))
-    pair = (_points(best), _points(ds.score.sel(method="full")))
+    pair = (_points(best), _points(ds.score.sel(approach="full")))
     return at_least(pair, 0.95, stat=lambda gem, full: gem.mean() / full.mean(), over="replica")
 
 
@@ -294,9 +294,9 @@ def distance_vanishes(ds: xr.Dataset):
     source="Fig G.3",
 )
 def only_the_last_row(ds: xr.Dataset):
-    full = _points(ds.score.sel(method="full"))
+    full = _points(ds.score.sel(approach="full"))
     share = lambda one, whole: one.mean() / whole.mean()  # noqa: E731
-    parts = {m: (_points(ds.score.sel(method=m)), full) for m in ("gemfilter", "middle row", "largest row")}
+    parts = {m: (_points(ds.score.sel(approach=m)), full) for m in ("gemfilter", "middle row", "largest row")}
     return all_of(
         last_row=at_least(parts["gemfilter"], 0.95, stat=share, over="replica"),
         middle_row=at_most(parts["middle row"], 0.35, stat=share, over="replica"),
@@ -311,7 +311,7 @@ def only_the_last_row(ds: xr.Dataset):
     source="Fig G.4",
 )
 def running_again(ds: xr.Dataset):
-    within = _points(ds.score.sel(method="gemfilter"), ds.score.sel(method="one-run"))
+    within = _points(ds.score.sel(approach="gemfilter"), ds.score.sel(approach="one-run"))
     beyond = ds.longer.sel(runner="gemfilter") - ds.longer.sel(runner="one-run")
     return all_of(
         within=at_most(within, 3, stat=lambda points: abs(points.mean()), over="replica"),
@@ -348,10 +348,10 @@ def against_eviction(ds: xr.Dataset):
 def retrieval_plot(ds: xr.Dataset):
     fig, (left, middle, right) = new_figure(3, size=(9.6, 2.8))
     means = ds.score.mean(("seed", "prompt"))
-    order = range(ds.sizes["method"])
+    order = range(ds.sizes["approach"])
     error = 1.96 * ds.score.std(("seed", "prompt")) / np.sqrt(ds.score.sizes["prompt"] * ds.sizes["seed"])
     left.barh(list(order), means, xerr=error, color=[COLOURS[i % len(COLOURS)] for i in order], height=0.7)
-    left.set_yticks(list(order), list(ds.method.values))
+    left.set_yticks(list(order), list(ds.approach.values))
     left.invert_yaxis()
     left.set(xlabel="needle score", xlim=(0, 1.05), title=f"n = {int(ds.length)}, k = {int(ds.k)}")
     for name, values in (("score", ds.by_layer), ("needle covered", ds.covered), ("distance 0", ds.distance == 0)):
@@ -360,7 +360,7 @@ def retrieval_plot(ds: xr.Dataset):
     middle.legend()
     for runner in ds.runner.values:
         whole = [
-            float(ds.score.sel(method=runner).mean()),
+            float(ds.score.sel(approach=runner).mean()),
             *ds.longer.sel(runner=runner).mean(("seed", "prompt")).values,
         ]
         right.plot([int(ds.length), *ds.n.values], whole, "o-", label=runner)

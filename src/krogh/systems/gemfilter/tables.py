@@ -546,8 +546,8 @@ def tables(s: Quoted) -> xr.Dataset:
     words = {"verbatim": "eat a sandwich and sit in Dolores Park on a sunny day.", "stop": "Eat a sandwich."}
     return xr.Dataset(
         {
-            "score": (("model", "method", "task"), scores[..., :-1]),
-            "printed": (("model", "method"), scores[..., -1]),
+            "score": (("model", "approach", "task"), scores[..., :-1]),
+            "printed": (("model", "approach"), scores[..., -1]),
             "layer_score": (("layer", "task"), layers[:, :-1]),
             "layer_printed": (("layer",), layers[:, -1]),
             "chat_score": (("chat_method", "question_task"), chat[:, :-1]),
@@ -562,7 +562,7 @@ def tables(s: Quoted) -> xr.Dataset:
         },
         coords={
             "model": models,
-            "method": methods,
+            "approach": methods,
             "task": list(TASKS),
             "layer": list(FILTER_LAYERS),
             "chat_method": list(CHAT),
@@ -601,15 +601,15 @@ def filter_layers(ds: xr.Dataset):
 def arithmetic(ds: xr.Dataset):
     present = ds.printed.notnull()
     gaps = [
-        abs(ds.printed.sel(method=f"GemFilter-{k}") - ds.printed.sel(method=f"SnapKV-{k}")).max()
+        abs(ds.printed.sel(approach=f"GemFilter-{k}") - ds.printed.sel(approach=f"SnapKV-{k}")).max()
         for k in (1024, 2048, 4096)
     ]
-    lead = ds.printed.sel(method="GemFilter-1024") - ds.printed.sel(method="LLMLingua-1024")
+    lead = ds.printed.sel(approach="GemFilter-1024") - ds.printed.sel(approach="LLMLingua-1024")
     return all_of(
         averages=at_most(float(abs(ds.score.mean("task") - ds.printed).where(present).max()), 0.06),
         by_layer=at_most(float(abs(ds.layer_score.mean("task") - ds.layer_printed).max()), 0.06),
         chat=at_most(float(abs(ds.chat_score.mean("question_task") - ds.chat_printed).max()), 0.06),
-        h2o=every(ds.printed.sel(method="GemFilter-4096") > ds.printed.sel(method="H2O-4096")),
+        h2o=every(ds.printed.sel(approach="GemFilter-4096") > ds.printed.sel(approach="H2O-4096")),
         snapkv=at_most(float(max(gaps)), 2.6),
         llmlingua=at_least(float(lead.min()), 15),
     )
@@ -650,7 +650,7 @@ def printed_speed_up(ds: xr.Dataset):
 def tables_plot(ds: xr.Dataset):
     fig, (left, right) = new_figure(2, size=(7.4, 3.0), width_ratios=[2, 1])
     for model, colour in zip(ds.model.values, COLOURS, strict=False):
-        left.plot(ds.method, ds.printed.sel(model=model), "o", color=colour, label=str(model))
+        left.plot(ds.approach, ds.printed.sel(model=model), "o", color=colour, label=str(model))
     left.tick_params(axis="x", rotation=60)
     left.set_ylabel("LongBench average (printed)")
     left.legend()
