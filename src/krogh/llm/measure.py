@@ -46,3 +46,14 @@ def _process(field: str) -> int:
         lines = Path("/proc/self/status").read_text().splitlines()
         return 1024 * int(next(line for line in lines if line.startswith(field)).split()[1])
     return 0
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """For small models on a CPU: their matrices are too small to be shared, and threads would wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -185,6 +185,13 @@ def _per_token(cache: Any) -> int:
     stand_in="random weights; at quick 12 layers of 256 on a CPU",
 )
 def cost(s: Cost) -> xr.Dataset:
+    from krogh.llm.measure import one_thread
+
+    with one_thread():
+        return _cost(s)
+
+
+def _cost(s: Cost) -> xr.Dataset:
     from krogh.train.checkpoint import current_workspace
 
     progress = current_workspace().progress

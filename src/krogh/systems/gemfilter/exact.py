@@ -64,6 +64,13 @@ def naive_choice(query: np.ndarray, keys: np.ndarray, k: int) -> list[int]:
     "algorithm-2", "The selection in loops, and equality where nothing is left out", presets={"quick": Exact()}
 )
 def exact(s: Exact) -> xr.Dataset:
+    from krogh.llm.measure import one_thread
+
+    with one_thread():
+        return _exact(s)
+
+
+def _exact(s: Exact) -> xr.Dataset:
     import torch
 
     from krogh.llm import H2O, FullAttention, GemFilter, OneRun, SnapKV

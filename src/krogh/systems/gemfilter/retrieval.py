@@ -31,10 +31,10 @@ class Retrieval:
     layers: int = 4
     heads: int = 4
     lr: float = 2e-3
-    tokens: int = 4096
-    stages: tuple[tuple[int, int], ...] = ((48, 3), (64, 4), (96, 6), (128, 8), (256, 8))
+    tokens: int = 2048
+    stages: tuple[tuple[int, int], ...] = ((48, 3), (64, 4), (96, 6), (160, 8), (256, 8))
     goal: float = 0.98
-    steps: int = 4000
+    steps: int = 3000
     length: int = 256
     longer: tuple[int, ...] = (512, 1024)
     keeps: tuple[int, ...] = (16, 32, 64)
@@ -149,8 +149,10 @@ def train_llama(s: Retrieval, seed: int) -> tuple[Any, dict[str, float]]:
     },
 )
 def retrieval(s: Retrieval) -> xr.Dataset:
-    parts = [_one_network(s, seed) for seed in range(s.seeds)]
-    return xr.concat(parts, dim="seed")
+    from krogh.llm.measure import one_thread
+
+    with one_thread():
+        return xr.concat([_one_network(s, seed) for seed in range(s.seeds)], dim="seed")
 
 
 def _one_network(s: Retrieval, seed: int) -> xr.Dataset:
