@@ -3,6 +3,7 @@
 import pytest
 
 torch = pytest.importorskip("torch")
+torch.set_num_threads(1)
 transformers = pytest.importorskip("transformers")
 
 from krogh import llm  # noqa: E402
@@ -328,3 +329,72 @@ def test_attention_over_chunks_is_attention():
     for cut in (1, 5, 11):
         late = attend(module, query[:, :, cut:], key, value, None)[0]
         torch.testing.assert_close(late, whole[:, cut:])
+
+
+# ------------------------------------------------------------------------------------------- needles and the page
+
+
+class Letters:
+    """A tokenizer of single characters."""
+
+    chat_template = None
+    bos_token, bos_token_id = None, None
+
+    def encode(self, text, add_special_tokens=False):
+        return [ord(c) % 64 for c in text]
+
+    def decode(self, ids, **_):
+        return "".join(chr(int(i) + (64 if i < 27 else 0)) for i in ids)
+
+
+def test_a_haystack_has_its_length_and_its_needle_where_it_says():
+    tokenizer, needle = Letters(), "THE NEEDLE"
+    text = "SOME WORDS. " * 200
+    for depth in (0.0, 0.5, 1.0):
+        prompt = llm.haystack(tokenizer, text, 400, depth, needle, "WHERE?")
+        assert prompt.input_ids.shape == (1, 400)
+        hidden = prompt.input_ids[0, list(prompt.answer)].tolist()
+        assert hidden == tokenizer.encode(" " + needle)
+    with pytest.raises(InputError, match="too short"):
+        llm.haystack(tokenizer, text, 20, 0.5, needle, "WHERE?")
+    with pytest.raises(InputError, match="the text has"):
+        llm.haystack(tokenizer, "SHORT. ", 400, 0.5, needle, "WHERE?")
+
+
+def test_the_page_marks_exactly_the_kept_tokens(model, tmp_path):
+    from krogh.llm.show import ask
+
+    wide = tiny(max_position_embeddings=4096)
+    answer = ask(wide, Letters(), "WORDS AND MORE <WORDS>. " * 12, "WHAT?", layer=1, keep=30, tokens=3)
+    assert answer.kept == 30 and answer.full_usage is not None and answer.usage.seconds > 0
+    answer.write_html(tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text()
+    marked = "".join(part.split("</mark>")[0] for part in page.split("<mark>")[1:])
+    assert len(marked.replace("&lt;", "<").replace("&gt;", ">").replace("&quot;", '"').replace("&#x27;", "'")) == 30
+    shown = answer.terminal()
+    assert len(shown.plain) == len(answer.pieces)
+    assert set(answer.summary()) >= {"gemfilter", "full", "layer", "prompt_tokens"}
+
+
+def test_an_own_press_of_kvpress_is_used_at_the_ratio_that_keeps_k(model, monkeypatch):
+    import sys
+    import types
+    from contextlib import nullcontext
+
+    ratios = []
+    package = types.ModuleType("kvpress")
+
+    class KnormPress:
+        def __init__(self, compression_ratio):
+            ratios.append(compression_ratio)
+
+        def __call__(self, model):
+            return nullcontext()
+
+    package.KnormPress = KnormPress
+    monkeypatch.setitem(sys.modules, "kvpress", package)
+    ids = prompt(40)
+    made = llm.KVPress(model, "KnormPress", keep=10).generate(ids, **GREEDY)
+    assert ratios == [0.75] and torch.equal(made.sequences, model.generate(ids, **GREEDY))
+    with pytest.raises(InputError, match="did you mean 'KnormPress'"):
+        llm.KVPress(model, "KnornPress")

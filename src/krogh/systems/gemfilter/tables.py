@@ -596,7 +596,6 @@ def filter_layers(ds: xr.Dataset):
     "every printed average is the mean of its row to .06; GemFilter-4096 beats H2O-4096 on every model; GemFilter and "
     "SnapKV differ by <= 2.6 at equal k; GemFilter-1024 beats LLMLingua-1024 by >= 15 points",
     source="Tables 9.1, 9.2, G.1",
-    finding="the smallest lead over LLMLingua-1024 and the largest gap to SnapKV are Phi's and LLaMA's, see the parts",
 )
 def arithmetic(ds: xr.Dataset):
     present = ds.printed.notnull()
