@@ -13,9 +13,13 @@ import torch
 
 @dataclass
 class Usage:
-    """`peak` bytes at the highest point, `base` bytes before; in a process they are those of the whole process."""
+    """`peak` bytes at the highest point, `base` bytes before; in a process they are those of the whole process.
+
+    `cpu_seconds` is this process's own time, whatever else the machine does.
+    """
 
     seconds: float = 0.0
+    cpu_seconds: float = 0.0
     base: int = 0
     peak: int = 0
 
@@ -32,11 +36,11 @@ def measured(device: torch.device) -> Iterator[Usage]:
         with suppress(OSError):
             Path("/proc/self/clear_refs").write_text("5")  # the kernel's peak starts anew
         usage.base = _process("VmRSS")
-    start = time.perf_counter()
+    start, own = time.perf_counter(), time.process_time()
     yield usage
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-    usage.seconds = time.perf_counter() - start
+    usage.seconds, usage.cpu_seconds = time.perf_counter() - start, time.process_time() - own
     usage.peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else _process("VmHWM")
 
 

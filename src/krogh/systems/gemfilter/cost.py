@@ -20,7 +20,10 @@ METHODS = ("full", "snapkv", "gemfilter")
 
 @dataclass(frozen=True)
 class Cost:
-    """`models`: llama, nemo, phi, or small (for CPUs). `few`: from this length on one warm-up and 3 repeats."""
+    """`models`: llama, nemo, phi, or small (for CPUs). `few`: from this length on one warm-up and 3 repeats.
+
+    On a CPU, seconds are those of the process on one thread.
+    """
 
     models: tuple[str, ...] = ("small",)
     lengths: tuple[int, ...] = (1024, 2048, 4096)
@@ -91,7 +94,7 @@ def seconds_per_token(model: Any, cache: Any, tokens: int, position: int) -> flo
             with measured(model.device) as used:
                 for i in range(tokens):
                     decode_step(model, cache, token, position + i)
-            return used.seconds / tokens
+            return used.cpu_seconds / tokens
         lengths = [held.length for held in cache.layers]
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
@@ -135,8 +138,8 @@ def _measure(s: Cost, shape: Shape, model: Any, method: str, n: int) -> dict[str
         if method == "gemfilter":
             with measured(model.device) as second:
                 cache = whole.prefill(ids[kept], spare)[0]
-            again += [second.seconds] * (i >= warm_up)
-        times += [used.seconds] * (i >= warm_up)
+            again += [_seconds(second, model)] * (i >= warm_up)
+        times += [_seconds(used, model)] * (i >= warm_up)
         peak = used.peak
     assert cache is not None
     held = sum(layer.nbytes for layer in cache.layers) - 8 * _per_token(cache)
@@ -158,6 +161,10 @@ def _measure(s: Cost, shape: Shape, model: Any, method: str, n: int) -> dict[str
             gem.select(ids[None])
         found["filter_only_peak"] = used.peak
     return found
+
+
+def _seconds(used: Any, model: Any) -> float:
+    return used.seconds if model.device.type == "cuda" else used.cpu_seconds
 
 
 def _per_token(cache: Any) -> int:

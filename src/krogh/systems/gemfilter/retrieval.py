@@ -246,8 +246,8 @@ def _points(values: xr.DataArray, other: xr.DataArray | float = 0.0) -> xr.DataA
     "the best filter layer below the last keeps >= 95 % of full attention's score with k = 32 of 512 tokens "
     "(quick: 32 of 256)",
     source="§9.4.1",
-    finding="of a small network the filter covers the needle but drops the question's last token in most prompts (see 08.11b), "
-    "so the second run answers another prompt",
+    finding="of a small network the filter covers the needle but drops the question's last token in most prompts, so "
+    "the second run answers another prompt; see 08.11b",
 )
 def keeps_the_score(ds: xr.Dataset):
     below = ds.by_layer.isel(layer=slice(0, -1))
@@ -273,7 +273,7 @@ def keeps_the_question(ds: xr.Dataset):
     "score by filter layer: the first layer is >= 20 points below the best, some middle layer is within 2 points of "
     "it, and the best is below the last",
     source="Table 9.2",
-    finding="four layers trained on a CPU bind the key only in the last one, and no layer's selection keeps the question",
+    finding="four layers trained on a CPU bind the key only in the last one, and no layer keeps the question",
 )
 def a_middle_layer_filters(ds: xr.Dataset):
     mean = ds.by_layer.mean(("seed", "prompt"))
@@ -310,8 +310,8 @@ def distance_vanishes(ds: xr.Dataset):
     "the last row keeps >= 95 % of full attention's score, the middle row and the row of largest norm <= 35 % "
     "(reported .198 and .125 against .838)",
     source="Fig G.3",
-    finding="of a small network the filter covers the needle but drops the question's last token in most prompts (see 08.11b), "
-    "so the second run answers another prompt",
+    finding="of a small network the filter covers the needle but drops the question's last token in most prompts, so "
+    "the second run answers another prompt; see 08.11b",
 )
 def only_the_last_row(ds: xr.Dataset):
     full = _points(ds.score.sel(approach="full"))
