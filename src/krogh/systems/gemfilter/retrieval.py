@@ -261,7 +261,7 @@ def keeps_the_score(ds: xr.Dataset):
     "as 08.11, with the question's last 3 tokens always among the kept ones (any layer)",
     source="Algorithm 2",
     finding="nothing in the algorithm keeps the question: of a network this small the filter drops the last token in "
-    "most prompts and then answers another one; kept by hand, the same 32 tokens answer",
+    "most prompts and then answers another one; kept by hand, the share rises from .13 to .83, still short of .95",
 )
 def keeps_the_question(ds: xr.Dataset):
     pair = (_points(ds.score.sel(approach="gemfilter + last 3")), _points(ds.score.sel(approach="full")))
