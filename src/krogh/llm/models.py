@@ -68,7 +68,7 @@ def load(path: Path | str, device: str = "cpu", dtype: str = "auto") -> tuple[An
         options["gguf_file"] = files[0].name
     try:
         tokenizer = AutoTokenizer.from_pretrained(place, **options)
-        model = AutoModelForCausalLM.from_pretrained(place, dtype=dtype, **options)
+        model: Any = AutoModelForCausalLM.from_pretrained(place, dtype=dtype, **options)
     except (OSError, ValueError, ImportError, KeyError) as error:
         raise InputError(f"cannot load {place}: {' '.join(str(error).split())[:200]}.") from error
     if tokenizer.pad_token_id is None:

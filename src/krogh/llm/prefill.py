@@ -39,12 +39,12 @@ def attend(
     if observe is not None:
         observe(module.layer_idx, query, key, scaling or query.shape[-1] ** -0.5)
     rows, columns = query.shape[-2], key.shape[-2]
-    narrow = sliding_window is not None and columns > sliding_window
+    reach = columns if sliding_window is None else min(sliding_window, columns)
     mask = None
-    if narrow or (1 < rows < columns and query.device.type != "cuda"):
+    if reach < columns or (1 < rows < columns and query.device.type != "cuda"):
         distance = torch.arange(columns - rows, columns, device=query.device)[:, None]
         distance = distance - torch.arange(columns, device=query.device)
-        mask = (distance >= 0) & (distance < (sliding_window if narrow else columns))
+        mask = (distance >= 0) & (distance < reach)
     elif 1 < rows < columns:
         mask = causal_lower_right(rows, columns)  # the flash kernel has this form built in; the CPU's has not
     seen = F.scaled_dot_product_attention(
@@ -79,6 +79,9 @@ class Held(DynamicLayer):
 
     The cache hands positions out by `seen`, so what follows an eviction keeps its place in the text.
     """
+
+    keys: Tensor  # pyright: ignore
+    values: Tensor  # pyright: ignore
 
     def __init__(self, room: int):
         super().__init__()

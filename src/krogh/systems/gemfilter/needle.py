@@ -19,11 +19,11 @@ class Needle:
     """A grid of prompt lengths and depths; `repeats` haystacks per cell."""
 
     model: str = "smollm2"
-    lengths: tuple[int, ...] = (512, 1024)
+    lengths: tuple[int, ...] = (320, 640)
     depths: tuple[float, ...] = (0.1, 0.5, 0.9)
-    keep: int = 160
+    keep: int = 128
     layer: int = 13
-    tokens: int = 24
+    tokens: int = 16
     repeats: int = 1
     methods: tuple[str, ...] = ("full", "gemfilter", "snapkv", "h2o")
     chat: bool = True
@@ -123,10 +123,10 @@ def needle_plot(ds: xr.Dataset):
 @dataclass(frozen=True)
 class Distance:
     model: str = "smollm2"
-    length: int = 1024
+    length: int = 768
     keeps: tuple[int, ...] = (16, 100)
     depth: float = 0.5
-    prompts: int = 6
+    prompts: int = 4
     layer: int = 13
     device: str = "cpu"
 
@@ -213,8 +213,8 @@ class Tasks:
     """Every task is drawn from novels: `examples` prompts of about `length` tokens each."""
 
     model: str = "smollm2"
-    length: int = 700
-    keep: int = 200
+    length: int = 400
+    keep: int = 128
     layer: int = 13
     examples: int = 2
     methods: tuple[str, ...] = ("full", "gemfilter", "snapkv", "h2o")
