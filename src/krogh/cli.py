@@ -1,4 +1,4 @@
-"""The command line: `krogh list | run | verify | show | runs | compare | report | ledger | data | bench`."""
+"""The command line: `krogh list | run | verify | show | runs | compare | report | ledger | data | gemfilter | bench`"""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from krogh.errors import InputError, check_choice, nearest
+from krogh.errors import InputError, check_choice, check_integer, nearest
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -416,6 +416,52 @@ def data(
         show_json([{"name": e.name, "about": e.about, "licence": e.licence} for e in entries.values()])
     else:
         show_table(["name", "what", "licence"], [[e.name, e.about, e.licence] for e in entries.values()])
+
+
+@app.command()
+def gemfilter(
+    model: Annotated[str, typer.Option(help="Folder of a Hugging Face model, a .gguf file, or smollm2.")],
+    context: Annotated[Path, typer.Option(help="Text file to be asked about.")],
+    question: Annotated[str, typer.Option(help="What to ask.")],
+    layer: Annotated[int | None, typer.Option(help="Filter layer, from 0; else found by needles in the text.")] = None,
+    keep: Annotated[int, typer.Option(help="Tokens of the prompt to keep.")] = 1024,
+    tokens: Annotated[int, typer.Option(help="Tokens to generate at most.")] = 50,
+    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
+    html: Annotated[Path, typer.Option(help="Page with the kept tokens marked.")] = Path("gemfilter.html"),
+    compare: Annotated[bool, typer.Option(help="Also answer with full attention.")] = True,
+    as_json: Json = False,
+) -> None:
+    """Answer a question about a text from the few tokens that an early layer of the model points at."""
+    from krogh import llm
+
+    llm.require()
+    try:
+        text = context.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or "it is not UTF-8 text"
+        raise InputError(f"cannot read the context {context}: {why}.") from error
+    check_integer("the number of tokens to keep", keep, least=1)
+    check_integer("the number of tokens to generate", tokens, least=1)
+    from krogh.llm.show import ask
+
+    answer = ask(*llm.load(model, device), text, question, layer, keep, tokens, compare)
+    answer.write_html(html)
+    summary = answer.summary()
+    if as_json:
+        show_json(summary | {"html": str(html)})
+        return
+    from rich.console import Console
+
+    Console().print(answer.terminal())
+    if keep > len(answer.pieces):
+        say(f"keep={keep} is more than the prompt's {len(answer.pieces)} tokens: all of it is used.")
+    rows = [
+        [name, row["answer"], f"{row['seconds']:.2f}", f"{row['peak_bytes'] / 2**30:.2f} GiB", str(row["tokens"])]
+        for name, row in summary.items()
+        if isinstance(row, dict)
+    ]
+    show_table(["method", "answer", "seconds", "peak memory", "tokens"], rows, right=("seconds", "tokens"))
+    print(f"filter layer {answer.layer}; page: {html}")
 
 
 @app.command()
