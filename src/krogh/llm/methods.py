@@ -48,10 +48,9 @@ class Method:
 
     def prompts(self, input_ids: Tensor, attention_mask: Tensor | None) -> list[tuple[Tensor, Tensor]]:
         """Each row's tokens without padding, and where in the row they stand."""
-        if attention_mask is None:
-            attention_mask = torch.ones_like(input_ids)
+        masks = torch.ones_like(input_ids) if attention_mask is None else attention_mask
         rows = []
-        for ids, mask in zip(input_ids, attention_mask, strict=True):
+        for ids, mask in zip(input_ids, masks, strict=True):
             places = mask.nonzero()[:, 0]
             n = check_prompt(self.model, len(places))
             if self.keep is not None and self.keep > n:
