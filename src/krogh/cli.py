@@ -1,4 +1,4 @@
-"""The command line: `krogh list | run | verify | show | runs | compare | report | ledger | data | gemfilter | bench`."""
+"""The command line: `krogh list`, run, verify, show, runs, compare, report, ledger, data, gemfilter and bench."""
 
 from __future__ import annotations
 
