@@ -175,6 +175,8 @@ def normalised(s: Minimal) -> xr.Dataset:
     "With a softmax over v, too, one back becomes the largest place and the diagonal of W exceeds the rest",
     source="public code",
     presets=("quick", "paper"),
+    finding="At the rates tried here it ends at 0.67 of the unigram level and not below half of it, as the linear form "
+    "does.",
 )
 def softmax_looks_back(ds: xr.Dataset):
     end = ds.isel(step=-1)
