@@ -417,3 +417,11 @@ def test_bad_input_gets_one_sentence(case):
 def test_time_stays_out_of_the_plan(monkeypatch):
     monkeypatch.setattr(time, "monotonic", lambda: 0.0)
     assert kr.train(TASK, LinearAtZero(), adding_up(), 10).data.sizes["step"] == 11
+
+
+def test_a_run_may_stop_by_its_loss():
+    task, network = kr.tasks.SparseParity(n=8, k=1), kr.nn.MLP(16)
+    run = kr.train(task, network, kr.SGD(lr=0.1), 400, seeds=3, every=20, until=kr.Reach("loss", 0.5, below=True))
+    for seed in range(3):
+        one = run.data.sel(seed=seed)
+        assert float(one.reached) == float(one.step[1:][one.loss.values[1:] <= 0.5][0])

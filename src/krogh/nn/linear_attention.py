@@ -1,5 +1,7 @@
 """Attention without softmax on prompts, with a key-query matrix of full or limited rank (000 §5.3)."""
 
+from typing import Any
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -34,13 +36,13 @@ class LinearAttention(eqx.Module):
     value: Float[Array, "emb emb"]
 
     def weights(
-        self, sequence: Float[Array, "n emb"], first: int = 0, visible: Bool[Array, "queries n"] | None = None
+        self, sequence: Float[Array, "n emb"], first: int = 0, visible: Bool[Any, "queries n"] | None = None
     ) -> Float[Array, "queries n"]:
         """mask ∘ (E W_QK Eᵀ) for the queries from `first` on; every position is seen where `visible` is None."""
         return linear_weights((sequence[first:] @ self.query_key) @ sequence.T, visible)
 
     def __call__(
-        self, sequence: Float[Array, "n emb"], first: int = 0, visible: Bool[Array, "queries n"] | None = None
+        self, sequence: Float[Array, "n emb"], first: int = 0, visible: Bool[Any, "queries n"] | None = None
     ) -> Float[Array, "queries emb"]:
         return (self.weights(sequence, first, visible) @ sequence) @ self.value
 

@@ -10,8 +10,9 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from krogh.errors import InputError, nearest
-from krogh.nn.attention import earlier, linear_weights
+from krogh.nn.attention import earlier
 from krogh.nn.base import Architecture, width_of
+from krogh.nn.linear_attention import LinearAttention
 from krogh.tasks.base import Task
 
 Step = Callable[[Float[Array, "n1 d1"]], Float[Array, ""]]
@@ -54,7 +55,7 @@ class LoopedNetwork(eqx.Module):
     ) -> Float[Array, "rows d1"]:
         """(M ∘ Z Q Zᵀ) Z P in the rows from `first` on; `visible` replaces M."""
         seen = (query_only(len(z) - 1) if visible is None else visible)[first:]
-        return linear_weights(z[first:] @ self.query_key @ z.T, seen) @ z @ self.value_out
+        return LinearAttention(self.query_key, self.value_out)(z, first, seen)
 
     def states(
         self,

@@ -290,9 +290,9 @@ class Program:
                 is_leaf=lambda leaf: leaf is None,
             )
             t = t + length
-            out = each(lambda r: self.measure(r, shared, t), replicas)
+            out = {**each(lambda r: self.measure(r, shared, t), replicas), "loss": loss}
             replicas = self.judge(replicas, shared, out, t)
-            return (replicas, t), {**out, "loss": loss, "_moved": moves}
+            return (replicas, t), {**out, "_moved": moves}
 
         if isinstance(lengths, tuple):
             count, length = lengths

@@ -261,7 +261,7 @@ class ThreeLayers(Training):
     alphas: tuple[float, ...] = (0.3, 0.5, 0.8)
     lengths: tuple[int, ...] = (2, 4, 6, 8, 10, 12, 14, 16, 18, 20)
     prompts: int = 1024
-    seeds: int = 8
+    seeds: int = 16
 
 
 @system.experiment(

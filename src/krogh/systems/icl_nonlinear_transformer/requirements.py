@@ -179,7 +179,7 @@ class TrainingLength(Training):
     lengths: tuple[int, ...] = (2, 3, 4, 6, 8, 12, 16)
     steps: int = 600
     prompts: int = 2048
-    seeds: int = 8
+    seeds: int = 24
 
 
 @system.experiment(

@@ -119,7 +119,7 @@ def _fall(ds: xr.Dataset) -> xr.DataArray:
     "<= 600 steps, 20 % of 3000",
     source="Fig 8.1, Fig 8.3 top",
     presets=("quick", "paper"),
-    finding="The scaled run ends at 2000 steps, after the fall of every seed; of these 2000 the median fall takes 15 %, "
+    finding="The scaled run ends at 2000 steps, after every seed fell; of these 2000 the median fall takes 15 %, "
     "with an interval that contains 20 %. The steps of the claim are those of the training of 3000 it speaks of.",
 )
 def three_stages(ds: xr.Dataset):
