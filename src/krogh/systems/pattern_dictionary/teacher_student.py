@@ -118,7 +118,7 @@ def mixtures(s: Mixture) -> xr.Dataset:
 
 
 def judge_structure(ds: xr.Dataset, foreign: str = "gaussian", gap: float | None = None) -> Verdict:
-    """The spec's four parts at alpha = 1/2; without `gap` only that the unlabelled part is behind."""
+    """The claim's four parts at alpha = 1/2; without `gap` only that the unlabelled part is behind."""
     ds = ds.sel(foreign=foreign).isel(step=slice(1, None))
     mixed, alone = ds.sel(alpha=0.5), ds.sel(alpha=0.0)
     over = ("teacher", "seed")
