@@ -79,6 +79,7 @@ def test_the_command_refuses_what_it_cannot_use(tmp_path, capsys):
     text.write_text("Some text.")
     common = ["gemfilter", "--question", "What?", "--html", str(tmp_path / "page.html")]
     pytest.importorskip("torch")
+    pytest.importorskip("transformers")
     cases = {
         "no weights at": ["--model", str(tmp_path / "none"), "--context", str(text)],
         "cannot read the context": ["--model", "smollm2", "--context", str(tmp_path / "none.txt")],
