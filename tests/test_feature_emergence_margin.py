@@ -14,7 +14,8 @@ from krogh.tasks.labels import TwoClasses
 from krogh.tasks.parity import cube
 from krogh.theory import groups
 from krogh.theory import margins as theory
-from krogh.train.objectives import Doubling, NeuronDecay
+from krogh.train.objectives import NeuronDecay
+from krogh.train.schedules import Doubling
 
 SMALL = ("Z_7", "Z_8", "S_3", "S_4", "A_4", "D_4", "D_5", "Q_8")
 

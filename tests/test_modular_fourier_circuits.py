@@ -11,9 +11,10 @@ from krogh.lab.times import first_time
 from krogh.nn.decoder import SymbolTransformer
 from krogh.nn.tables import Lookup, LookupNetwork
 from krogh.probes.embeddings import TableMargin, attention_maps, closing_scores, folded_power
-from krogh.systems.modular_fourier_circuits.training import SHORT_TABLES, Case, MarginAdam, WarmUp
+from krogh.systems.modular_fourier_circuits.training import SHORT_TABLES, Case, MarginAdam
 from krogh.tasks.modular import ModularAddition, permuted
 from krogh.theory import modular_margin as theory
+from krogh.train.schedules import WarmUp
 
 
 def numbers(x, p):

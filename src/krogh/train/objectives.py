@@ -28,13 +28,3 @@ class NeuronDecay:
         outputs = network.on_domain() if self.whole else jax.vmap(network)(batch.x)
         squares = jnp.sum(neurons(network) ** 2, axis=1)
         return mean_cross_entropy(outputs, batch.y) + self.strength * jnp.sum(squares ** (self.exponent / 2)), None
-
-
-@dataclass(frozen=True)
-class Doubling:
-    """Factor on the learning rate that doubles at each of these steps (003 §D.2)."""
-
-    at: tuple[int, ...]
-
-    def __call__(self, step: Array) -> Array:
-        return 2.0 ** jnp.sum(step >= jnp.array(self.at))

@@ -18,7 +18,8 @@ from krogh.tasks.labels import TwoClasses
 from krogh.tasks.parity import SparseParity, cube
 from krogh.theory.margins import norm_power, parity_margin, parity_network, point_margins
 from krogh.train import SGD, Run, train
-from krogh.train.objectives import Doubling, NeuronDecay
+from krogh.train.objectives import NeuronDecay
+from krogh.train.schedules import Doubling
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,8 @@ from krogh.probes.margins import NormalisedMargin, margins, neuron_norms
 from krogh.tasks.groups import GroupComposition
 from krogh.theory.groups import Group
 from krogh.train import SGD, Run, train
-from krogh.train.objectives import Doubling, NeuronDecay
+from krogh.train.objectives import NeuronDecay
+from krogh.train.schedules import Doubling
 
 # Live neurons have ‖ω‖^ν above this share of the largest.
 LIVE = 0.01

@@ -14,9 +14,9 @@ from krogh.nn.decoder import Decoder, SymbolTransformer
 from krogh.probes.basic import accuracy, probe
 from krogh.probes.embeddings import attention_maps, attention_spectra, folded_power
 from krogh.systems.modular_fourier_circuits import system
-from krogh.systems.modular_fourier_circuits.training import WarmUp
 from krogh.tasks.modular import ModularAddition
 from krogh.train import Adam, spec, sweep
+from krogh.train.schedules import WarmUp
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -15,10 +15,10 @@ from krogh.lab.times import first_time
 from krogh.nn.decoder import Decoder, SymbolTransformer
 from krogh.probes.basic import correct, outputs_on
 from krogh.systems.modular_fourier_circuits import system
-from krogh.systems.modular_fourier_circuits.training import WarmUp
 from krogh.tasks.base import Batch
 from krogh.tasks.modular import ModularAddition
 from krogh.train import Adam, train
+from krogh.train.schedules import WarmUp
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -21,6 +21,7 @@ from krogh.tasks.modular import ModularAddition
 from krogh.theory import modular_margin as theory
 from krogh.train import Adam, Run, Spec, spec, sweep
 from krogh.train.losses import mean_cross_entropy
+from krogh.train.schedules import WarmUp
 
 # Below so many one-hot columns a matrix product is faster than picking rows, and its gradient than a scatter.
 SHORT_TABLES = 48
@@ -47,18 +48,6 @@ class MarginAdam(Adam):
         degree = 2 if self.plain else inputs + 1
         squares = jnp.sum(network.weights**2, axis=(0, 1)) + jnp.sum(network.output**2, axis=1)
         return loss + self.penalty * jnp.sum(squares ** (degree / 2)) ** (1 / degree), network
-
-
-@dataclass(frozen=True)
-class WarmUp:
-    """Factor on the learning rate: linear over the first `warm` steps, then 1, or falling linearly to 0 at `steps`."""
-
-    steps: int
-    warm: int = 10
-    decay: bool = True
-
-    def __call__(self, step: Array) -> Array:
-        return jnp.minimum(1.0, (step + 1) / self.warm) * (1 - step / self.steps if self.decay else 1.0)
 
 
 @probe(dims=("part", "element", "shown"))

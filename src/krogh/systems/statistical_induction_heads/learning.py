@@ -1,5 +1,6 @@
 """What the trainings of this system share: the learner, both forms of the transformer, stages and times."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -8,7 +9,8 @@ import xarray as xr
 
 from krogh.errors import check_choice
 from krogh.nn.decoder import CausalTransformer
-from krogh.train import Adam
+from krogh.tasks.markov import MarkovChains
+from krogh.train import Adam, Run, train
 from krogh.train.losses import mean_cross_entropy
 
 UNIFORM, UNIGRAM, BIGRAM, TRIGRAM = range(4)
@@ -42,6 +44,24 @@ def adamw(lr: float, batch: int = 64) -> Adam:
 def at_once() -> int | None:
     """Replicas that share a program: one per CPU core, whose cache holds the attention maps of one batch only."""
     return jax.local_device_count() if jax.default_backend() == "cpu" else None
+
+
+def on_chains(
+    task: MarkovChains, network: CausalTransformer, s: Any, *probes: Callable, slower: int = 1, **options: Any
+) -> Run:
+    """The training of an experiment with the settings s; `slower` times as many steps, as many times apart."""
+    return train(
+        task,
+        network,
+        adamw(s.lr),
+        slower * s.steps,
+        seeds=s.seeds,
+        every=slower * s.every,
+        validation=s.validation,
+        probes=probes,
+        replicas_at_once=at_once(),
+        **options,
+    )
 
 
 def nearest(ds: xr.Dataset) -> xr.DataArray:

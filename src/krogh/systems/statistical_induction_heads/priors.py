@@ -14,16 +14,14 @@ from krogh.systems.statistical_induction_heads.learning import (
     BIGRAM,
     UNIFORM,
     UNIGRAM,
-    adamw,
-    at_once,
     first_step,
     nearest,
+    on_chains,
     transformer,
 )
 from krogh.systems.statistical_induction_heads.transformer import draw_distances, draw_losses
 from krogh.tasks.markov import MarkovChains, Mixture, dirichlet, doubly_stochastic, unigrams
 from krogh.theory.markov import STRATEGIES
-from krogh.train import train
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -60,20 +58,14 @@ def signal(s: Signal) -> xr.Dataset:
     runs = []
     stretch = round(1 / (1 - s.share))
     for prior, factor in ((doubly_stochastic, 1), (Mixture(doubly_stochastic, unigrams, s.share), stretch)):
-        run = train(
+        run = on_chains(
             MarkovChains(s.k, s.t, prior=prior),
             transformer("public", s.dropout),
-            adamw(s.lr),
-            factor * s.steps,
-            seeds=s.seeds,
-            every=factor * s.every,
-            validation=s.validation,
-            probes=[
-                divergences(),
-                OnOtherChains(doubly_stochastic, "doubly", s.validation),
-                OnOtherChains(dirichlet, "full", s.validation),
-            ],
-            replicas_at_once=at_once(),
+            s,
+            divergences(),
+            OnOtherChains(doubly_stochastic, "doubly", s.validation),
+            OnOtherChains(dirichlet, "full", s.validation),
+            slower=factor,
             networks=False,
         )
         data = run.data[["kl", "kl_to", "level", "kl_doubly", "level_doubly", "kl_full", "level_full"]]
@@ -156,18 +148,8 @@ class OneLayer:
 def one_layer(s: OneLayer) -> xr.Dataset:
     runs = []
     for mlp, positions in s.cases:
-        run = train(
-            MarkovChains(s.k, s.t),
-            transformer("public", s.dropout, layers=1, mlp=mlp or None, positions=positions),
-            adamw(s.lr),
-            s.steps,
-            seeds=s.seeds,
-            every=s.every,
-            validation=s.validation,
-            probes=[divergences()],
-            replicas_at_once=at_once(),
-            networks=False,
-        )
+        network = transformer("public", s.dropout, layers=1, mlp=mlp or None, positions=positions)
+        run = on_chains(MarkovChains(s.k, s.t), network, s, divergences(), networks=False)
         name = f"{positions} positions, {'MLP' if mlp else 'attention only'}"
         runs.append(run.data[["kl", "kl_to", "level"]].expand_dims(case=[name]))
     return xr.concat(runs, "case").assign_coords(strategy=list(STRATEGIES[:3])).assign_attrs(k=s.k, t=s.t)
@@ -224,18 +206,7 @@ class Symbols:
     },
 )
 def more_symbols(s: Symbols) -> xr.Dataset:
-    run = train(
-        MarkovChains(s.k, s.t),
-        transformer("public", s.dropout),
-        adamw(s.lr),
-        s.steps,
-        seeds=s.seeds,
-        every=s.every,
-        validation=s.validation,
-        probes=[divergences()],
-        replicas_at_once=at_once(),
-        networks=False,
-    )
+    run = on_chains(MarkovChains(s.k, s.t), transformer("public", s.dropout), s, divergences(), networks=False)
     return run.data[["kl", "kl_to", "level"]].assign_coords(strategy=list(STRATEGIES[:3])).assign_attrs(k=s.k, t=s.t)
 
 

@@ -15,17 +15,15 @@ from krogh.systems.statistical_induction_heads.learning import (
     BIGRAM,
     UNIFORM,
     UNIGRAM,
-    adamw,
-    at_once,
     first_step,
     nearest,
+    on_chains,
     plateau,
     transformer,
     transition,
 )
 from krogh.tasks.markov import MarkovChains, doubly_stochastic, unigrams
 from krogh.theory.markov import STRATEGIES
-from krogh.train import train
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -51,23 +49,16 @@ class Stages:
 def _stages(s: Stages) -> xr.Dataset:
     task = MarkovChains(s.k, s.t)
     looks = [round(s.steps * part / s.every) * s.every for part in (0, 0.25, 0.5, 0.75, 1)]
-    run = train(
+    run = on_chains(
         task,
         transformer(s.form, s.dropout),
-        adamw(s.lr),
-        s.steps,
-        seeds=s.seeds,
-        every=s.every,
-        validation=s.validation,
+        s,
+        divergences(),
+        induction_scores,
+        positional_weights,
+        OnOtherChains(unigrams, "unigrams"),
+        OnOtherChains(doubly_stochastic, "doubly"),
         snapshots=looks[:-1],
-        probes=[
-            divergences(),
-            induction_scores,
-            positional_weights,
-            OnOtherChains(unigrams, "unigrams"),
-            OnOtherChains(doubly_stochastic, "doubly"),
-        ],
-        replicas_at_once=at_once(),
     )
     x = task.sample(jax.random.key(0), 1).x[0][:MAPPED]
     networks = [run.network(step=None if look == s.steps else look, seed=0) for look in looks]

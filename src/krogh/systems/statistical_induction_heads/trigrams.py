@@ -14,16 +14,14 @@ from krogh.systems.statistical_induction_heads.learning import (
     BIGRAM,
     TRIGRAM,
     UNIGRAM,
-    adamw,
-    at_once,
     first_step,
     nearest,
+    on_chains,
     transformer,
 )
 from krogh.systems.statistical_induction_heads.transformer import draw_distances, draw_losses
 from krogh.tasks.markov import MarkovChains
 from krogh.theory.markov import STRATEGIES
-from krogh.train import train
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -57,18 +55,8 @@ class Grams:
 def grams(s: Grams) -> xr.Dataset:
     runs = []
     for heads in s.heads:
-        run = train(
-            MarkovChains(s.k, s.t, s.n),
-            transformer("public", s.dropout, heads=heads, attn=16),
-            adamw(s.lr),
-            s.steps,
-            seeds=s.seeds,
-            every=s.every,
-            validation=s.validation,
-            probes=[divergences(s.n)],
-            replicas_at_once=at_once(),
-            networks=False,
-        )
+        network = transformer("public", s.dropout, heads=heads, attn=16)
+        run = on_chains(MarkovChains(s.k, s.t, s.n), network, s, divergences(s.n), networks=False)
         runs.append(run.data[["kl", "kl_to", "level"]].expand_dims(heads=[heads]))
     return xr.concat(runs, "heads").assign_coords(strategy=list(STRATEGIES[: s.n + 1])).assign_attrs(k=s.k, t=s.t)
 
