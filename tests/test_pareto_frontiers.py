@@ -15,7 +15,8 @@ import krogh as kr
 from krogh.data import tabular as tables
 from krogh.errors import InputError
 from krogh.nn.sparse import PairedTickets, SparseRows, Ticket, hot_rows, keep_neurons
-from krogh.probes.offline import accuracy_in_parts, sample_accuracy
+from krogh.probes.basic import accuracy_in_parts
+from krogh.probes.offline import sample_accuracy
 from krogh.systems.pareto_frontiers.frontier import feasible_from
 from krogh.systems.pareto_frontiers.one_step import first_step, rate
 from krogh.systems.pareto_frontiers.published import TABLE_C1, TABLE_C2

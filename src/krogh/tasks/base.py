@@ -33,6 +33,11 @@ class Task(eqx.Module):
         """Number of real outputs a network needs; 1 means that the sign is the prediction."""
         return 1
 
+    @property
+    def signs(self) -> bool:
+        """Whether every input is a vector of ±1, exact in any floating-point format."""
+        return False
+
     def sample(self, key: PRNGKeyArray, size: int) -> Batch:
         """`size` independent examples."""
         raise NotImplementedError

@@ -60,6 +60,10 @@ class SparseParity(Task):
         return (self.n,)
 
     @property
+    def signs(self) -> bool:
+        return True
+
+    @property
     def support(self) -> np.ndarray:
         """The relevant coordinates."""
         return np.arange(self.k)
@@ -109,6 +113,10 @@ class LabelNoise(Task):
     @property
     def in_shape(self) -> tuple[int, ...]:
         return self.task.in_shape
+
+    @property
+    def signs(self) -> bool:
+        return self.task.signs
 
     @property
     def k(self) -> int:

@@ -26,7 +26,7 @@ CHUNKS = 64
 LEAST_REPLICA_STEPS = {"cpu": 16_384, "gpu": 200_000}
 LEAST_STEPS = {"cpu": 1, "gpu": 2_000}
 # What compiling costs, in unit steps: once stopped replicas have wasted as much, the others are compacted.
-WORTH_COMPACTING = {"cpu": 300_000, "gpu": 20_000_000}
+WORTH_COMPACTING = {"cpu": 300_000, "gpu": 60_000_000}
 
 MANY_SLOTS = 1024
 
@@ -153,8 +153,7 @@ class Ensemble:
         for stage in range(len(self.spec.stages)):
             found: list[Any] = []
             own = own_leaves(stage_task(self.spec, stage))
-            unroll = 1 if self.platform == "cpu" else 5
-            entering = Program(self.group.static, stage, net_static, own, unroll)
+            entering = Program(self.group.static, stage, net_static, own, self.platform == "gpu")
 
             def enter(replica, program=entering, found=found):
                 replica, static = program.enter(replica, self.group.shared)
@@ -162,7 +161,7 @@ class Ensemble:
                 return replica
 
             replica = jax.eval_shape(enter, replica)
-            programs.append(Program(self.group.static, stage, found[0], own, unroll))
+            programs.append(replace(entering, net_static=found[0]))
             self.structures.append(jax.tree.structure(replica.network))
             self.replica_structures.append(jax.tree.structure(replica))
             net_static = found[0]
@@ -174,8 +173,10 @@ class Ensemble:
             return 1.0
         one = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), replicas)
 
+        counted = replace(program, on_gpu=False)
+
         def step(replica, t):
-            return program.advance(replica, self.group.shared, t, 1, t)
+            return counted.advance(replica, self.group.shared, t, 1, t, 1)
 
         cost = jax.jit(step).lower(one, jax.ShapeDtypeStruct((), jnp.int32)).cost_analysis()
         return max(1.0, (cost or {}).get("flops", 0.0) / UNIT_STEP)
@@ -282,11 +283,7 @@ class Ensemble:
         shared = self._shared(slots)
         program = self.programs[index]
         if index != journal.stage or journal.chunk == 0:
-            entering = (
-                program
-                if index == 0
-                else Program(program.static, index, self.programs[index - 1].net_static, program.own, program.unroll)
-            )
+            entering = program if index == 0 else replace(program, net_static=self.programs[index - 1].net_static)
 
             def enter(replicas, shared):
                 replicas = each(lambda r: entering.enter(r, shared)[0], replicas)
@@ -365,8 +362,10 @@ class Ensemble:
             self._retire(journal, journal.rows >= 0)
             journal.replicas = None
             return False
-        target = 1 << (live - 1).bit_length()
-        if 2 * target > slots or journal.wasted < WORTH_COMPACTING[self.platform]:
+        # Eight sizes to a doubling, so that programs can be used again.
+        grain = 1 << max(0, live.bit_length() - 4)
+        target = -(-live // grain) * grain
+        if target >= slots or journal.wasted < WORTH_COMPACTING[self.platform]:
             return True
         self._retire(journal, (journal.rows >= 0) & ~running)
         keep = np.flatnonzero(running)

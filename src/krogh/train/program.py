@@ -11,6 +11,7 @@ from jax import lax
 from jaxtyping import Array
 
 from krogh.tasks.base import Batch, Task
+from krogh.train import fused
 from krogh.train.spec import Spec, probe_inputs, probe_name
 from krogh.train.success import Reach
 
@@ -21,6 +22,9 @@ RUNNING, REACHED, DIVERGED = range(3)
 
 # Steps whose randomness is drawn at once; more only costs memory.
 BLOCK = 64
+
+# Steps per iteration of the innermost loop on a GPU.
+UNROLL = 5
 
 # Candidates looked at together when success is confirmed, on accelerators and on CPUs.
 CONFIRMED_AT_ONCE = 256, 4
@@ -53,14 +57,13 @@ class Program:
     static       the group's spec without its numbers and arrays
     net_static   the part of the network that is not arrays
     own          which leaves of the task each replica draws for itself
-    unroll       steps per iteration of the innermost loop
     """
 
     static: Any
     stage: int
     net_static: Any
     own: tuple[bool, ...]
-    unroll: int
+    on_gpu: bool
 
     def spec(self, replica: Replica, shared: Any) -> Spec:
         return eqx.combine(replica.numbers, shared, self.static)
@@ -117,15 +120,22 @@ class Program:
 
     # --- steps
 
-    def advance(self, replica: Replica, shared: Any, t: Array, length: Any, begin: Array) -> tuple[Replica, Array]:
-        """`length` steps from global step `t` of a stage that began at `begin`; the mean loss on the way."""
+    def advance(
+        self, replica: Replica, shared: Any, t: Array, length: Any, begin: Array, replicas: int
+    ) -> tuple[Replica, Array]:
+        """`length` steps from global step `t` of a stage that began at `begin`; the mean loss on the way.
+
+        `replicas` of them are advanced together.
+        """
         spec = self.spec(replica, shared)
         task = self.task(replica, spec)
         stage = spec.stages[self.stage]
         learner = stage.learner
         data_key, noise_key = stream(replica.data_seed, DATA), stream(replica.data_seed, NOISE)
         sample = self.sample(replica, task, spec)
-        trains = stage.trained(eqx.combine(replica.network, self.net_static))
+        start = eqx.combine(replica.network, self.net_static)
+        trains = stage.trained(start)
+        in_one_kernel = self.on_gpu and all(jax.tree.leaves(trains)) and fused.applies(start, task, learner, replicas)
 
         def step(carry, s, batch):
             arrays, memory, total = carry
@@ -135,9 +145,16 @@ class Program:
             )
             return eqx.filter(network, eqx.is_array), memory, total + value
 
+        def several(carry, batches):
+            arrays, memory, total = carry
+            network = eqx.combine(arrays, self.net_static)
+            network, losses = fused.steps(network, batches.x, batches.y, learner, fused.warps(replicas))
+            return eqx.filter(network, eqx.is_array), memory, total + losses
+
         carry = (replica.network, replica.memory, jnp.zeros(()))
         if sample is None:
-            carry = self._online(step, carry, task, learner.batch, data_key, t, length)
+            together = several if in_one_kernel else None
+            carry = self._online(step, together, carry, task, learner.batch, data_key, t, length)
         elif learner.batch is None:
             carry = _loop(lambda i, c: step(c, t + i, sample), carry, length)
         else:
@@ -148,7 +165,9 @@ class Program:
         )
         return replica, total / length
 
-    def _online(self, step, carry, task, batch, data_key, t, length):
+    def _online(self, step, several, carry, task, batch, data_key, t, length):
+        """`several(carry, batches)` takes the steps of all batches at once; without it they are taken one by one."""
+
         def draw(s):
             return task.draw(jax.random.fold_in(data_key, s), batch)
 
@@ -159,11 +178,15 @@ class Program:
         def run_block(i, carry):
             s = t + i * block + jnp.arange(block, dtype=jnp.int32)
 
+            raw = jax.vmap(draw)(s)
+            if several is not None:
+                return several(carry, jax.vmap(lambda raw: task.decode(raw, batch))(raw))
+
             def body(carry, inputs):
                 s, raw = inputs
                 return step(carry, s, task.decode(raw, batch)), None
 
-            return lax.scan(body, carry, (s, jax.vmap(draw)(s)), unroll=min(self.unroll, block))[0]
+            return lax.scan(body, carry, (s, raw), unroll=min(UNROLL, block) if self.on_gpu else 1)[0]
 
         return _loop(run_block, carry, length // block)
 
@@ -220,12 +243,12 @@ class Program:
         return out
 
     def confirmed(self, replica: Replica, shared: Any, until: Reach) -> Array:
-        from krogh.probes.basic import accuracy
+        from krogh.probes.basic import accuracy_in_parts
 
         spec = self.spec(replica, shared)
         task = self.task(replica, spec)
         batch = task.held_out(stream(replica.data_seed, CONFIRM), until.confirm)  # type: ignore[arg-type]
-        return accuracy(eqx.combine(replica.network, self.net_static), batch) >= until.level
+        return accuracy_in_parts(eqx.combine(replica.network, self.net_static), batch) >= until.level
 
     def confirmations(self, replicas: Replica, shared: Any, candidates: Array, until: Reach) -> Array:
         """Which candidates are confirmed; a few at a time, because the rest must not pay for the fresh examples."""
@@ -268,7 +291,8 @@ class Program:
 
         def record(state, length):
             replicas, t = state
-            after, loss = each(lambda r: self.advance(r, shared, t, length, begin), replicas)
+            count = len(replicas.status)
+            after, loss = each(lambda r: self.advance(r, shared, t, length, begin, count), replicas)
             healthy = jnp.isfinite(loss)
             for leaf in jax.tree.leaves(after.network):
                 if jnp.issubdtype(leaf.dtype, jnp.inexact):

@@ -19,7 +19,7 @@ from krogh.lab import all_of, equals, every
 from krogh.lab.figures import COLOURS, new_figure, reported
 from krogh.nn.mlp import DeepMLP
 from krogh.nn.sparse import SparseRows
-from krogh.probes.offline import accuracy_in_parts
+from krogh.probes.basic import accuracy_in_parts
 from krogh.systems.pareto_frontiers import published, system
 from krogh.tasks.base import Batch, Task
 from krogh.tasks.tabular import KINDS, RuleTable, tabular
