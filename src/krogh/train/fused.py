@@ -1,7 +1,7 @@
 """Gradient descent of two-layer ReLU networks on ±1 inputs as one GPU kernel for many steps.
 
 Every replica is one thread block. A network of a single tile stays in registers from the first step to the last; a
-larger one passes through once per step, because with a tile's update comes its part of the next step's forward pass.
+larger one passes through once per step: when a tile has been updated, its pre-activations of the next batch follow.
 Inputs being ±1, a product with a matrix that is split into three bfloat16 summands is exact but for the order of its
 sums: full precision at the speed of the matrix units.
 """
@@ -71,12 +71,13 @@ def steps(
 
     count, batch, n = x.shape
     (width,) = network.bias.shape  # type: ignore[union-attr]
-    columns = min(TILE[1], _power_of_two(width))
-    tiles = -(-width // columns)
     blocks = [(start, _power_of_two(min(TILE[0], n - start))) for start in range(0, n, TILE[0])]
+    alone = len(blocks) == 1
+    columns = min(TILE[1] if alone else TILE[1] // 2, _power_of_two(width))
+    tiles = -(-width // columns)
     loss = loss_function(learner.loss)
 
-    def kernel(x_ref, y_ref, _w, _b, _u, c_ref, rate_ref, decay_ref, w_ref, b_ref, u_ref, c_out, loss_ref):
+    def kernel(x_ref, y_ref, _w, _b, _u, c_ref, rate_ref, decay_ref, w_ref, b_ref, u_ref, c_out, loss_ref, before_ref):
         rates, decays = [[ref[i] for i in range(4)] for ref in (rate_ref, decay_ref)]
 
         def moved(i, value, slope):
@@ -148,12 +149,16 @@ def steps(
             return c, total
 
         def tile_by_tile():
-            def before_of(xs, b, tile):
-                return sum(_times(part, read(block, tile)) for part, block in zip(xs, blocks, strict=True)) + b
+            def keep(tile, before):
+                at, real = columns_of(tile)
+                triton.store(before_ref.at[pl.ds(0, batch), at], before, mask=jnp.broadcast_to(real, before.shape))
 
             def first(tile, outputs):
                 b, u = read_vectors(tile)
-                return outputs + contribution(before_of(inputs(jnp.int32(0)), b, tile), u)
+                xs = inputs(jnp.int32(0))
+                before = sum(_times(part, read(block, tile)) for part, block in zip(xs, blocks, strict=True)) + b
+                keep(tile, before)
+                return outputs + contribution(before, u)
 
             def step(i, state):
                 outputs, c, total = state
@@ -161,40 +166,50 @@ def steps(
                 value, slope = of_loss(outputs + c, y_ref[i, :])
 
                 def update(tile, outputs):
+                    at, real = columns_of(tile)
+                    mask = jnp.broadcast_to(real, (batch, columns))
+                    before = triton.load(before_ref.at[pl.ds(0, batch), at], mask=mask, other=0.0)
                     b, u = read_vectors(tile)
-                    b, u, inward = of_vectors(before_of(xs, b, tile), b, u, slope)
+                    b, u, inward = of_vectors(before, b, u, slope)
                     write_vectors(tile, b, u)
                     then = jnp.broadcast_to(b, inward.shape)
                     for part, later, block in zip(xs, following, blocks, strict=True):
                         w = moved(0, read(block, tile), _times(part, inward, True))
                         write(block, tile, w)
                         then = then + _times(later, w)
+                    keep(tile, then)
                     return outputs + contribution(then, u)
 
                 outputs = lax.fori_loop(0, tiles, update, jnp.zeros(batch, jnp.float32))
-                if not interpret:
-                    triton.debug_barrier()
+                synchronise()
                 return outputs, moved(3, c, jnp.sum(slope)), total + value
 
             outputs = lax.fori_loop(0, tiles, first, jnp.zeros(batch, jnp.float32))
+            synchronise()
             return lax.fori_loop(0, count, step, (outputs, c_ref[...], jnp.float32(0)))[1:]
 
-        c_out[...], loss_ref[...] = in_registers() if tiles == len(blocks) == 1 else tile_by_tile()
+        def synchronise():
+            """What a thread wrote may be read by another from here on."""
+            if not interpret:
+                triton.debug_barrier()
+
+        c_out[...], loss_ref[...] = in_registers() if alone and tiles == 1 else tile_by_tile()
 
     parameters = [network.weights, network.bias, network.output, network.output_bias]
+    shapes = [parameter.shape for parameter in parameters]
     call = pl.pallas_call(
         kernel,
-        out_shape=[jax.ShapeDtypeStruct(p.shape, jnp.float32) for p in (*parameters, jnp.zeros(()))],
+        out_shape=[jax.ShapeDtypeStruct(shape, jnp.float32) for shape in (*shapes, (), (batch, width))],
         input_output_aliases={2: 0, 3: 1, 4: 2, 5: 3},
         interpret=interpret,
-        compiler_params=None if interpret else triton.CompilerParams(num_warps=warps, num_stages=2),
+        compiler_params=None if interpret else triton.CompilerParams(num_warps=warps, num_stages=2 if alone else 1),
     )
     decay = 0.0 if learner.weight_decay is None else learner.weight_decay
     rates, decays = (
         jnp.stack([jnp.asarray(v, jnp.float32) for v in jax.tree.leaves(per_field(name, value, network))])
         for name, value in (("lr", learner.lr), ("weight_decay", decay))
     )
-    *parameters, total = call(x.astype(jnp.bfloat16), y, *parameters, rates, decays)
+    *parameters, total, _ = call(x.astype(jnp.bfloat16), y, *parameters, rates, decays)
     where = lambda net: (net.weights, net.bias, net.output, net.output_bias)  # noqa: E731
     return eqx.tree_at(where, network, tuple(parameters)), total
 
