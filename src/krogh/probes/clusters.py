@@ -76,7 +76,11 @@ def count_clusters(rows: Rows, most: int = 6) -> int:
     from sklearn.cluster import KMeans
     from sklearn.metrics import silhouette_score
 
-    points = np.asarray(unit(rows), np.float64)
+    points = np.asarray(rows, np.float64)
+    points = points / np.maximum(np.linalg.norm(points, axis=1, keepdims=True), 1e-30)
+    # The same points in as few dimensions as there are of them.
+    values, vectors = np.linalg.eigh(points @ points.T)
+    points = vectors * np.sqrt(np.maximum(values, 0))
     scores = {
         k: silhouette_score(points, KMeans(k, n_init=10, random_state=0).fit_predict(points), metric="cosine")  # type: ignore[arg-type]
         for k in range(2, most + 1)

@@ -17,6 +17,8 @@ from krogh.files import whole
 Progress = Callable[[str, float, float | None, float], None]
 
 SECONDS_BETWEEN_CHECKPOINTS = 10.0
+# Saving takes at most about one part in so many of the time: gigabytes of networks are saved less often.
+SAVING_SHARE = 20
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,8 @@ class Checkpoint:
     def __init__(self, name: str):
         folder = current_workspace().checkpoints
         self.path = folder / f"{name}.checkpoint" if folder else None
-        self._last = time.monotonic()
+        self._last = self._asked = time.monotonic()
+        self._pause = SECONDS_BETWEEN_CHECKPOINTS
 
     def load(self) -> Any | None:
         """What was saved last, or None; a damaged file is named and set aside."""
@@ -66,7 +69,9 @@ class Checkpoint:
         return pickle.loads(content[32:])
 
     def due(self) -> bool:
-        return self.path is not None and time.monotonic() - self._last > SECONDS_BETWEEN_CHECKPOINTS
+        """Whether it is time to save; what follows until the end of `save` counts as saving."""
+        self._asked = time.monotonic()
+        return self.path is not None and self._asked - self._last > self._pause
 
     def save(self, state: Any) -> None:
         if self.path is None:
@@ -75,3 +80,4 @@ class Checkpoint:
         with whole(self.path) as temporary:
             temporary.write_bytes(hashlib.sha256(payload).digest() + payload)
         self._last = time.monotonic()
+        self._pause = max(SECONDS_BETWEEN_CHECKPOINTS, SAVING_SHARE * (self._last - self._asked))

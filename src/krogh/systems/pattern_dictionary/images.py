@@ -45,6 +45,8 @@ def halves(network):
 
 
 def clusters(s: Clusters) -> xr.Dataset:
+    from joblib import Parallel, delayed
+
     task = images(s.data, s.classes, normalise="total")
     panels = tuple(sorted({min(step, s.steps) for step in PANELS}))
     run = train(
@@ -58,7 +60,8 @@ def clusters(s: Clusters) -> xr.Dataset:
         snapshots=panels,
     )
     shown = [run.network(seed=0, step=step).weights.T for step in panels]
-    counted = [count_clusters(run.network(seed=seed).weights.T) for seed in range(s.seeds)]
+    weights = [np.asarray(run.network(seed=seed).weights.T) for seed in range(s.seeds)]
+    counted = Parallel(n_jobs=-1)(delayed(count_clusters)(rows) for rows in weights)
     return run.data.assign(
         map=(("panel", "neuron", "axis"), np.stack([plane(rows) for rows in shown])),
         side=("neuron", np.asarray(members(shown[-1]))),
