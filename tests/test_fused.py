@@ -1,0 +1,68 @@
+"""The kernel of many steps against the steps themselves, in the interpreter."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from krogh.nn.mlp import MLP
+from krogh.tasks.base import Task
+from krogh.tasks.offline import OfflineParity
+from krogh.tasks.parity import LabelNoise, SparseParity
+from krogh.train import SGD, Adam, fused
+
+RATES = {"weights": 0.3, "bias": 0.2, "output": 0.1, "output_bias": 0.05}
+DECAYS = {"weights": 0.1, "bias": 0.2, "output": 0.3, "output_bias": 0.4}
+
+
+@pytest.mark.parametrize(("n", "width"), [(20, 10), (50, 300), (130, 140)])
+@pytest.mark.parametrize("learner", [SGD(lr=RATES, weight_decay=DECAYS), SGD(lr=0.05, loss="square", batch=16)])
+def test_the_kernel_takes_the_learners_steps(n, width, learner):
+    task = SparseParity(n, 3)
+    keys = jax.random.split(jax.random.key(0), 4)
+    batches = [task.sample(key, learner.batch) for key in keys]
+    network = MLP(width).build(task, jax.random.key(1))
+    trains = jax.tree.map(lambda _: True, network)
+    stepped, losses, update = network, [], eqx.filter_jit(learner.update)
+    with jax.default_matmul_precision("highest"):
+        for i, batch in enumerate(batches):
+            stepped, _, loss = update(stepped, learner.rule().init(network), batch, keys[0], jnp.int32(i), trains)
+            losses.append(float(loss))
+    x, y = jnp.stack([batch.x for batch in batches]), jnp.stack([batch.y for batch in batches])
+    moved, total = fused.steps(network, x, y, learner, interpret=True)
+    for ours, theirs in zip(jax.tree.leaves(moved), jax.tree.leaves(stepped), strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=3e-7)
+    assert float(total) == pytest.approx(sum(losses), rel=1e-5)
+    assert np.abs(moved.weights - network.weights).max() > 1e-3
+
+
+def test_products_with_signs_are_exact_to_single_precision():
+    signs = np.sign(np.random.default_rng(0).standard_normal((32, 64))).astype(np.float32)
+    matrix = np.random.default_rng(1).standard_normal((64, 16)).astype(np.float32)
+    found = fused._times(jnp.asarray(signs, jnp.bfloat16), jnp.asarray(matrix))
+    exact = signs.astype(np.float64) @ matrix.astype(np.float64)
+    assert np.abs(found - exact).max() < 1e-5
+
+
+def test_only_plain_descent_on_signs_runs_in_the_kernel():
+    parity = SparseParity(50, 3)
+    network = MLP(100).build(parity, jax.random.key(0))
+    wide = MLP(1000).build(parity, jax.random.key(0))
+    assert fused.applies(network, parity, SGD(), 1)
+    assert fused.applies(network, LabelNoise(OfflineParity(50, 3, m=100.0)), SGD(weight_decay=0.1), 1)
+    assert fused.applies(wide, parity, SGD(), fused.ENOUGH_REPLICAS)
+    assert not fused.applies(wide, parity, SGD(), 1)
+    others = [
+        (network, parity, Adam()),
+        (network, parity, SGD(momentum=0.9)),
+        (network, parity, SGD(noise=0.1)),
+        (network, parity, SGD(loss="logistic")),
+        (network, parity, SGD(batch=33)),
+        (network, parity, SGD(weight_decay=0.1, decay="direct")),
+        (network, Task(), SGD()),
+        (MLP(100, activation="square").build(parity, jax.random.key(0)), parity, SGD()),
+        (MLP(100, head=False).build(parity, jax.random.key(0)), parity, SGD()),
+        (eqx.tree_at(lambda net: net.weights, network, network.weights.astype(jnp.bfloat16)), parity, SGD()),
+    ]
+    assert not any(fused.applies(*case, 1000) for case in others)
