@@ -168,8 +168,8 @@ def spec(
         raise InputError(f"precision must be one of {', '.join(PRECISIONS)}, got {precision!r}")
     if until is not None and not isinstance(until, Reach):
         raise InputError(f"until must be a Reach such as Reach('accuracy', 0.99), got {until!r}")
-    if until is not None and until.record != "loss" and all(probe_name(p) != until.record for p in probes):
-        offered = [probe_name(p) for p in probes]
+    offered = [name for p in probes for name in {probe_name(p): None, **_probe_dims(p)}]
+    if until is not None and until.record not in ("loss", *offered):
         raise InputError(
             f"until looks at {until.record!r}, which no probe records; probes: {', '.join(offered) or 'none'}"
             f"{nearest(until.record, offered)}"

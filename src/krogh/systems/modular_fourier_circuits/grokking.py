@@ -13,11 +13,11 @@ from krogh.lab import all_of, at_least, at_most
 from krogh.lab.figures import curve_with_spread, new_figure
 from krogh.lab.times import first_time
 from krogh.nn.decoder import Decoder, SymbolTransformer
-from krogh.probes.basic import correct, outputs_on
+from krogh.probes.basic import correct, outputs_on, probe
 from krogh.systems.modular_fourier_circuits import system
 from krogh.tasks.base import Batch
 from krogh.tasks.modular import ModularAddition
-from krogh.train import Adam, train
+from krogh.train import Adam, Reach, train
 from krogh.train.schedules import WarmUp
 
 if TYPE_CHECKING:
@@ -28,7 +28,8 @@ EVALUATED = 2048
 
 @dataclass(frozen=True)
 class Grokking:
-    """`cases`: k, p and steps of each panel. A narrower Transformer takes a larger learning rate."""
+    """`cases`: k, p and steps of each panel. A narrower Transformer takes a larger learning rate. With `stops` a
+    replica ends once both times are known; its curves stay where they are from there on."""
 
     cases: tuple[tuple[int, int, int], ...] = ((2, 31, 1000), (3, 11, 1500), (4, 7, 2000), (5, 5, 2500))
     layers: int = 2
@@ -41,6 +42,7 @@ class Grokking:
     every: int = 20
     seeds: int = 8
     precision: str = "highest"
+    stops: bool = False
 
 
 ORIGINAL = Grokking(
@@ -52,16 +54,23 @@ ORIGINAL = Grokking(
     batch=1024,
     every=50,
     precision="tensorfloat32",
+    stops=True,
 )
 
+# Accuracies on the seen and on the held-out part of the table that count as having learned it.
+SEEN, HELD_OUT = 0.99, 0.95
 
+
+@probe(dims={"accuracy": (), "seen_accuracy": (), "grokked": ()})
 def accuracies(network: Decoder, task: ModularAddition, validation: Batch) -> dict[str, Float[Array, ""]]:
     """Accuracy on the held-out part of the table, and on the seen part or 2048 rows of it, in one pass."""
     seen = task.sample(jax.random.key(0), min(task.seen, EVALUATED))
     outputs = outputs_on(network, jnp.concatenate([validation.x, seen.x]))
     right = correct(outputs, jnp.concatenate([validation.y, seen.y]))
     held_out = len(validation.y)
-    return {"accuracy": jnp.mean(right[:held_out]), "seen_accuracy": jnp.mean(right[held_out:])}
+    accuracy, seen_accuracy = jnp.mean(right[:held_out]), jnp.mean(right[held_out:])
+    grokked = (accuracy >= HELD_OUT) & (seen_accuracy >= SEEN)
+    return {"accuracy": accuracy, "seen_accuracy": seen_accuracy, "grokked": grokked.astype(float)}
 
 
 def curves(s: Grokking) -> xr.Dataset:
@@ -85,12 +94,13 @@ def curves(s: Grokking) -> xr.Dataset:
             seeds=s.seeds,
             probes=[accuracies],
             every=s.every,
+            until=Reach("grokked") if s.stops else None,
             validation=EVALUATED,
             precision=s.precision,
             networks=False,
         )
         ds = run.data[["accuracy", "seen_accuracy"]]
-        seen, held_out = first_time(ds.seen_accuracy, 0.99), first_time(ds.accuracy, 0.95)
+        seen, held_out = first_time(ds.seen_accuracy, SEEN), first_time(ds.accuracy, HELD_OUT)
         finite = np.isfinite(seen)
         at = ds.accuracy.sel(step=seen.where(finite, 0)).drop_vars("step").where(finite)
         ds = ds.assign(seen_time=seen, held_out_time=held_out, gap=1 - at)
