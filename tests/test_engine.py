@@ -18,7 +18,7 @@ from krogh.errors import InputError
 from krogh.nn.base import Architecture
 from krogh.tasks import LabelNoise, SparseParity
 from krogh.train import engine, workspace
-from krogh.train.engine import plan
+from krogh.train.engine import operations, plan
 from krogh.train.losses import LOSSES
 
 TASK = SparseParity(n=10, k=2)
@@ -425,3 +425,19 @@ def test_a_run_may_stop_by_its_loss():
     for seed in range(3):
         one = run.data.sel(seed=seed)
         assert float(one.reached) == float(one.step[1:][one.loss.values[1:] <= 0.5][0])
+
+
+def test_operations_are_those_of_products_and_convolutions():
+    def products(w, x):
+        return jax.lax.scan(lambda c, _: (jnp.tanh(c @ w), None), x, None, length=5)[0].sum()
+
+    w, x = jnp.ones((30, 30)), jnp.ones((7, 30))
+    forward = 5 * 2 * 7 * 30 * 30
+    assert operations(jax.make_jaxpr(products)(w, x).jaxpr) == forward
+    assert operations(jax.make_jaxpr(jax.grad(products))(w, x).jaxpr) == 3 * forward
+
+    def convolution(x, kernel):
+        return jax.lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+
+    found = operations(jax.make_jaxpr(convolution)(jnp.ones((2, 8, 8, 3)), jnp.ones((3, 3, 3, 5))).jaxpr)
+    assert found == 2 * (2 * 8 * 8 * 5) * (3 * 3 * 3)

@@ -1,6 +1,7 @@
 """The host half of the engine: sizes replica batches, walks through chunks of records, drops replicas
 that have stopped, keeps checkpoints and tells the progress."""
 
+import math
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -11,6 +12,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend.core import ClosedJaxpr, Jaxpr
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from krogh.errors import InputError
@@ -26,7 +28,7 @@ CHUNKS = 64
 LEAST_REPLICA_STEPS = {"cpu": 16_384, "gpu": 200_000}
 LEAST_STEPS = {"cpu": 1, "gpu": 2_000}
 # What compiling costs, in unit steps: once stopped replicas have wasted as much, the others are compacted.
-WORTH_COMPACTING = {"cpu": 300_000, "gpu": 60_000_000}
+WORTH_COMPACTING = {"cpu": 300_000, "gpu": 200_000_000}
 
 MANY_SLOTS = 1024
 
@@ -74,6 +76,26 @@ def memory_budget() -> float:
     if stats and "bytes_limit" in stats:
         return 0.85 * stats["bytes_limit"]
     return 0.6 * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / jax.local_device_count()
+
+
+def operations(jaxpr: Jaxpr) -> float:
+    """Floating-point operations of the matrix products and convolutions in a program: the same on every device."""
+    total = 0.0
+    for equation in jaxpr.eqns:
+        given = equation.params
+        if equation.primitive.name in ("dot_general", "conv_general_dilated"):
+            left, right, out = (v.aval.shape for v in (*equation.invars, *equation.outvars))  # type: ignore[attr-defined]
+            numbers = given["dimension_numbers"]
+            if equation.primitive.name == "dot_general":
+                terms = math.prod(left[axis] for axis in numbers[0][0])
+            else:
+                terms = math.prod(right) / right[numbers.rhs_spec[0]]
+            total += 2 * math.prod(out) * terms
+        inner = jax.tree.leaves(list(given.values()), is_leaf=lambda value: isinstance(value, Jaxpr | ClosedJaxpr))
+        for part in inner:
+            if isinstance(part, Jaxpr | ClosedJaxpr):
+                total += given.get("length", 1) * operations(part.jaxpr if isinstance(part, ClosedJaxpr) else part)
+    return total
 
 
 class TooLarge(Exception):
@@ -172,14 +194,10 @@ class Ensemble:
         if self.spec.until is None:
             return 1.0
         one = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), replicas)
-
         counted = replace(program, on_gpu=False)
-
-        def step(replica, t):
-            return counted.advance(replica, self.group.shared, t, 1, t, 1)
-
-        cost = jax.jit(step).lower(one, jax.ShapeDtypeStruct((), jnp.int32)).cost_analysis()
-        return max(1.0, (cost or {}).get("flops", 0.0) / UNIT_STEP)
+        t = jax.ShapeDtypeStruct((), jnp.int32)
+        step = jax.make_jaxpr(lambda replica, t: counted.advance(replica, self.group.shared, t, 1, t, 1))(one, t)
+        return max(1.0, operations(step.jaxpr) / UNIT_STEP)
 
     def network(self, leaves: list[np.ndarray], step: int) -> Any:
         """The networks as they were after `step` steps, from their flattened arrays."""
