@@ -170,7 +170,7 @@ early = system.experiment(
     "ResNet(m) on airplane/automobile: the early gradients of a filter agree",
     presets={
         "smoke": Filters((4,), train=200, batch=20, epochs=0),
-        "quick": Filters((8,), batch=32, epochs=0, seeds=16),
+        "quick": Filters((16,), batch=32, epochs=0, seeds=16),
         "paper": Filters((16, 128, 256), epochs=0, seeds=8, precision="tensorfloat32"),
     },
 )(both_labels)
