@@ -1,7 +1,7 @@
 """Residual networks on two classes of CIFAR-10: early gradients of a filter agree, and filters gather (000 §A.7.4,
 Figs A.16, A.17, Table A.7)."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import equinox as eqx
 import jax
@@ -165,13 +165,26 @@ def both_labels(s: Filters) -> xr.Dataset:
     return xr.concat(rows, "width")
 
 
+EARLY_QUICK = Filters((16,), batch=32, epochs=0, seeds=8)
+EARLY_PAPER = Filters((16, 128, 256), epochs=0, seeds=8, precision="tensorfloat32")
+
 early = system.experiment(
     "table-A.7",
     "ResNet(m) on airplane/automobile: the early gradients of a filter agree",
     presets={
         "smoke": Filters((4,), train=200, batch=20, epochs=0),
-        "quick": Filters((16,), batch=32, epochs=0, seeds=16),
-        "paper": Filters((16, 128, 256), epochs=0, seeds=8, precision="tensorfloat32"),
+        "quick": EARLY_QUICK,
+        "paper": EARLY_PAPER,
+    },
+)(both_labels)
+
+slowly = system.experiment(
+    "table-A.7-slow",
+    "The same with a tenth of the rate, at which 30 steps are early",
+    presets={
+        "smoke": Filters((4,), train=200, batch=20, epochs=0, lr=0.001),
+        "quick": replace(EARLY_QUICK, lr=0.001),
+        "paper": replace(EARLY_PAPER, lr=0.001),
     },
 )(both_labels)
 
@@ -186,13 +199,6 @@ gathered = system.experiment(
 )(both_labels)
 
 
-@early.claim(
-    "01.20",
-    "Over the 20 filters of the last stage that move most, the mean cosine of the three early mean gradients "
-    "to their average is >= 0.5 and between each two >= 0.25, and each is above that with shuffled labels",
-    source="Table A.7",
-    presets=("quick", "paper"),
-)
 def early_gradients_agree(ds: xr.Dataset):
     named = {}
     for width in ds.width.values:
@@ -202,6 +208,23 @@ def early_gradients_agree(ds: xr.Dataset):
             named[f"{width} {name}"] = _judged(values, 0.5 if i < 3 else 0.25)
             named[f"{width} {name} - control"] = _judged(values - control, 0.0)
     return all_of(**named)
+
+
+AGREE = (
+    "Over the 20 filters of the last stage that move most, the mean cosine of the three early mean gradients to their "
+    "average is >= 0.5 and between each two >= 0.25, and each is above that with shuffled labels"
+)
+early.claim(
+    "01.20",
+    f"{AGREE}; rate 0.01",
+    source="Table A.7",
+    presets=("quick", "paper"),
+    finding=(
+        "The source gives no rate. At 0.01 with momentum 0.95 the loss has fallen far by step 20, and the gradients of "
+        "steps 21-30 have turned (ResNet(16): cosine -0.03 to those of steps 1-10); at a tenth of it they agree."
+    ),
+)(early_gradients_agree)
+slowly.claim("01.20", f"{AGREE}; rate 0.001", source="Table A.7", presets=("quick", "paper"))(early_gradients_agree)
 
 
 def _judged(values: xr.DataArray, bound: float):
@@ -226,6 +249,7 @@ def early_change(ds: xr.Dataset):
     )
 
 
+@slowly.figure
 @early.figure
 def agreement_bars(ds: xr.Dataset):
     from krogh.lab.figures import new_figure
