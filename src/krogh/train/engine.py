@@ -15,7 +15,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from krogh.errors import InputError
 from krogh.train.checkpoint import Checkpoint, current_workspace
-from krogh.train.program import REACHED, RUNNING, Program, Replica, each, own_leaves, stage_task
+from krogh.train.program import REACHED, RUNNING, Program, Replica, each, largest_array, own_leaves, stage_task
 from krogh.train.spec import Group, fingerprint, group_key
 
 # Where success stops replicas, a step counts by its floating-point operations, in units of one step of a (50, 3)-parity
@@ -29,6 +29,9 @@ LEAST_STEPS = {"cpu": 1, "gpu": 2_000}
 WORTH_COMPACTING = {"cpu": 300_000, "gpu": 20_000_000}
 
 MANY_SLOTS = 1024
+
+# Where a step of one replica makes an array of so many bytes, it fills a core's cache, and replicas take turns.
+CACHE = 2**20
 
 
 @dataclass(frozen=True)
@@ -162,11 +165,22 @@ class Ensemble:
                 return replica
 
             replica = jax.eval_shape(enter, replica)
-            programs.append(Program(self.group.static, stage, found[0], own, unroll))
+            program = Program(self.group.static, stage, found[0], own, unroll)
+            programs.append(replace(program, in_turn=self._fills_cache(program, replica)))
             self.structures.append(jax.tree.structure(replica.network))
             self.replica_structures.append(jax.tree.structure(replica))
             net_static = found[0]
         return programs
+
+    def _fills_cache(self, program: Program, replica: Any) -> bool:
+        """Whether a step of one replica leaves no room for others in a CPU's cache."""
+        if self.platform != "cpu" or self.group.size <= jax.local_device_count():
+            return False
+
+        def step(replica, t):
+            return program.advance(replica, self.group.shared, t, 1, t)
+
+        return largest_array(step, replica, jax.ShapeDtypeStruct((), jnp.int32)) >= CACHE
 
     def _step_cost(self, program: Program, replicas: Any) -> float:
         """Unit steps that one step of one of these replicas is worth."""
@@ -282,11 +296,7 @@ class Ensemble:
         shared = self._shared(slots)
         program = self.programs[index]
         if index != journal.stage or journal.chunk == 0:
-            entering = (
-                program
-                if index == 0
-                else Program(program.static, index, self.programs[index - 1].net_static, program.own, program.unroll)
-            )
+            entering = program if index == 0 else replace(program, net_static=self.programs[index - 1].net_static)
 
             def enter(replicas, shared):
                 replicas = each(lambda r: entering.enter(r, shared)[0], replicas)

@@ -8,6 +8,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.extend.core import subjaxprs
 from jaxtyping import Array
 
 from krogh.tasks.base import Batch, Task
@@ -54,6 +55,7 @@ class Program:
     net_static   the part of the network that is not arrays
     own          which leaves of the task each replica draws for itself
     unroll       steps per iteration of the innermost loop
+    in_turn      replicas of a device take turns instead of stepping together
     """
 
     static: Any
@@ -61,6 +63,7 @@ class Program:
     net_static: Any
     own: tuple[bool, ...]
     unroll: int
+    in_turn: bool = False
 
     def spec(self, replica: Replica, shared: Any) -> Spec:
         return eqx.combine(replica.numbers, shared, self.static)
@@ -268,7 +271,7 @@ class Program:
 
         def record(state, length):
             replicas, t = state
-            after, loss = each(lambda r: self.advance(r, shared, t, length, begin), replicas)
+            after, loss = each(lambda r: self.advance(r, shared, t, length, begin), replicas, self.in_turn)
             healthy = jnp.isfinite(loss)
             for leaf in jax.tree.leaves(after.network):
                 if jnp.issubdtype(leaf.dtype, jnp.inexact):
@@ -290,7 +293,7 @@ class Program:
                 is_leaf=lambda leaf: leaf is None,
             )
             t = t + length
-            out = {**each(lambda r: self.measure(r, shared, t), replicas), "loss": loss}
+            out = {**each(lambda r: self.measure(r, shared, t), replicas, self.in_turn), "loss": loss}
             replicas = self.judge(replicas, shared, out, t)
             return (replicas, t), {**out, "_moved": moves}
 
@@ -302,10 +305,10 @@ class Program:
         return state[0], out
 
 
-def each(function: Callable, replicas: Any) -> Any:
+def each(function: Callable, replicas: Any, in_turn: bool = False) -> Any:
     """`function` of every replica. One alone is not batched: products without a batch axis are faster on CPU."""
     if jax.tree.leaves(replicas)[0].shape[0] > 1:
-        return jax.vmap(function)(replicas)
+        return lax.map(function, replicas) if in_turn else jax.vmap(function)(replicas)
     return jax.tree.map(lambda a: a[None], function(jax.tree.map(lambda a: a[0], replicas)))
 
 
@@ -313,6 +316,17 @@ def _loop(body: Callable, carry: Any, length: Any) -> Any:
     if isinstance(length, int) and length == 1:
         return body(0, carry)
     return lax.fori_loop(0, length, body, carry)
+
+
+def largest_array(function: Callable, *arguments: Any) -> int:
+    """Bytes of the largest array of real numbers that `function` makes on the way to its result."""
+
+    def of(jaxpr: Any) -> int:
+        made = (v.aval for eqn in jaxpr.eqns for v in eqn.outvars)
+        sizes = (a.size * a.dtype.itemsize for a in made if jnp.issubdtype(a.dtype, jnp.inexact))
+        return max([*sizes, *map(of, subjaxprs(jaxpr))], default=0)
+
+    return of(jax.make_jaxpr(function)(*arguments).jaxpr)
 
 
 def own_leaves(task: Task) -> tuple[bool, ...]:
