@@ -18,7 +18,8 @@ from krogh.errors import InputError
 from krogh.nn.base import Architecture
 from krogh.tasks import LabelNoise, SparseParity
 from krogh.train import engine, workspace
-from krogh.train.engine import operations, plan
+from krogh.train.cost import largest_array, operations
+from krogh.train.engine import plan
 from krogh.train.losses import LOSSES
 
 TASK = SparseParity(n=10, k=2)
@@ -164,6 +165,25 @@ def test_neither_records_nor_replica_batches_nor_probes_change_the_data_seen():
     assert same(plain, trained(replicas_at_once=4))
     assert same(plain, trained(probes=[kr.probes.accuracy, kr.probes.parameter_norm], every=5))
     assert same(plain, trained(snapshots=[13, 40]))
+
+
+def test_replicas_that_take_turns_go_the_same_way(monkeypatch):
+    def trained():
+        engine.forget_programs()
+        return kr.train(TASK, LinearAtZero(), adding_up(), 60, seeds=6, every=20, probes=[kr.probes.accuracy])
+
+    together = trained()
+    monkeypatch.setattr(engine, "CACHE", 1)
+    in_turn = trained()
+    assert same(together.networks, in_turn.networks)
+    np.testing.assert_array_equal(together.data.accuracy, in_turn.data.accuracy)
+
+
+def test_the_largest_array_is_found_inside_loops():
+    def function(x):
+        return jax.lax.fori_loop(0, 3, lambda i, a: a + jnp.outer(x, x).sum(), 0.0)
+
+    assert largest_array(jax.make_jaxpr(function)(jnp.ones(50)).jaxpr) == 4 * 50**2
 
 
 def test_a_compiler_without_memory_gets_fewer_replicas(monkeypatch):

@@ -9,7 +9,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 # ------------------------------------------------------------------------------------------- who sees whom
 
@@ -54,6 +54,10 @@ def by_lag(products: Float[Array, "*heads queries lags"], first: int = 0) -> Flo
 # ------------------------------------------------------------------------------------------- layers
 
 
+# Added to the variance by every layer norm.
+EPS = 1e-5
+
+
 class LayerNorm(eqx.Module):
     """(x − mean)/std · scale + shift over the last axis."""
 
@@ -62,7 +66,7 @@ class LayerNorm(eqx.Module):
 
     def __call__(self, x: Float[Array, "*batch emb"]) -> Float[Array, "*batch emb"]:
         centred = x - x.mean(axis=-1, keepdims=True)
-        return centred * jax.lax.rsqrt(jnp.mean(centred**2, axis=-1, keepdims=True) + 1e-5) * self.scale + self.shift
+        return centred * jax.lax.rsqrt(jnp.mean(centred**2, axis=-1, keepdims=True) + EPS) * self.scale + self.shift
 
 
 def layer_norm(emb: int) -> LayerNorm:
@@ -143,25 +147,6 @@ class Attention(eqx.Module):
     ) -> Float[Array, "queries emb"]:
         return self.mix(self.weights(sequence, first, visible), sequence)
 
-    def on_symbols(self, table: Float[Array, "symbols emb"], x: Int[Array, " n"]) -> Float[Array, "n emb"]:
-        """What causal attention brings on the sequence table[x], without a weight for every pair of positions.
-
-        The weight of j at i is ∝ exp(S[x_i, x_j]) exp(R[x_i, i − j]), so that only the symbols' total weights matter,
-        and these are products of one-hot codes with `symbols` matrices that all sequences of a batch share.
-        """
-        n, symbols = len(x), len(table)
-        heads, attn = self.key.shape[1:]
-        code = jax.nn.one_hot(x, symbols)
-        query = jnp.einsum("se,eha->hsa", table, self.query) / math.sqrt(attn)
-        scores = jnp.einsum("hsa,cha->hsc", query, jnp.einsum("ce,eha->cha", table, self.key))
-        lags = jnp.zeros((heads, symbols, n)) if self.lags is None else jnp.einsum("hsa,lha->hsl", query, self.lags[:n])
-        places = softmax_weights(by_lag(jnp.broadcast_to(lags[:, :, None], (heads, symbols, n, n))), causal(n))
-        seen = jnp.einsum("is,hsij,jc->hsic", code, places, code)
-        share = jnp.sum(seen * jnp.exp(scores - scores.max(axis=-1, keepdims=True))[:, :, None], axis=1)
-        share = share / share.sum(axis=-1, keepdims=True)
-        brings = jnp.einsum("ce,eha->hca", table, self.value)
-        return jnp.einsum("hic,hce->ie", share, brings if self.out is None else brings @ self.out)
-
 
 class Block(eqx.Module):
     """s ← s + Attention(LN s), then s ← s + FeedForward(LN s); either norm and the feed-forward part may be absent."""
@@ -175,26 +160,19 @@ class Block(eqx.Module):
         """What the attention sees."""
         return sequence if self.norm is None else self.norm(sequence)
 
-    def __call__(
-        self,
-        sequence: Float[Array, "n emb"],
-        first: int = 0,
-        masks: Sequence[Any] = (1.0, 1.0, 1.0),
-        symbols: tuple[Array, Array] | None = None,
-    ) -> Float[Array, "queries emb"]:
-        """The positions from `first` on; `masks` drop out attention weights and both residual branches.
-
-        `symbols` is (table, x) where the sequence is table[x]; nothing is dropped out then.
-        """
-        if symbols is None:
-            seen = self.normed(sequence)
-            brought = self.attention.mix(masks[0] * self.attention.weights(seen, first), seen)
-        else:
-            brought = self.attention.on_symbols(self.normed(symbols[0]), symbols[1])
-        state = sequence[first:] + masks[1] * brought
+    def fed(self, state: Float[Array, "*batch n emb"], mask: Any = 1.0) -> Float[Array, "*batch n emb"]:
+        """After the feed-forward part, if there is one; `mask` drops out what it adds."""
         if self.mlp is None:
             return state
-        return state + masks[2] * self.mlp(state if self.mlp_norm is None else self.mlp_norm(state))
+        return state + mask * self.mlp(state if self.mlp_norm is None else self.mlp_norm(state))
+
+    def __call__(
+        self, sequence: Float[Array, "n emb"], first: int = 0, masks: Sequence[Any] = (1.0, 1.0, 1.0)
+    ) -> Float[Array, "queries emb"]:
+        """The positions from `first` on; `masks` drop out attention weights and both residual branches."""
+        seen = self.normed(sequence)
+        brought = self.attention.mix(masks[0] * self.attention.weights(seen, first), seen)
+        return self.fed(sequence[first:] + masks[1] * brought, masks[-1])
 
 
 # ------------------------------------------------------------------------------------------- initialisation and noise

@@ -5,7 +5,7 @@ import math
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from krogh.errors import InputError, nearest
 from krogh.nn.attention import (
@@ -20,6 +20,7 @@ from krogh.nn.attention import (
     sinusoidal,
 )
 from krogh.nn.base import Architecture, Buffer, width_of
+from krogh.nn.spanned import after, after_first
 from krogh.tasks.base import Task
 
 # Up to so many symbols are picked by products.
@@ -52,6 +53,11 @@ class Decoder(eqx.Module):
         """Few symbols are picked by one-hot products, whose gradients need no scatter."""
         return len(self.tokens) <= FEW
 
+    def spanned(self, x: Array) -> bool:
+        """Whether inputs are few symbols whose places enter by lags alone, so that few coordinates say everything."""
+        symbols = jnp.issubdtype(x.dtype, jnp.integer) and not self.closing
+        return symbols and self.few and self.positions is None
+
     def embedded(self) -> Float[Array, "symbols emb"]:
         """Every symbol as it enters the first block, before its position is added."""
         return self.scale * self.tokens
@@ -77,21 +83,23 @@ class Decoder(eqx.Module):
             sequence = sequence * masks[0][0]
         for i, block in enumerate(self.blocks):
             first = len(sequence) - 1 if self.reads == "last" and i == len(self.blocks) - 1 else 0
-            if masks:
-                sequence = block(sequence, first, masks[i + 1])
-            elif i == first == 0 and self.few and self.positions is None and x.ndim == 1 and not self.closing:
-                sequence = block(sequence, symbols=(self.embedded(), x))
-            else:
-                sequence = block(sequence, first)
-        state = sequence if self.norm is None else self.norm(sequence)
-        outputs = state @ self.output
+            sequence = block(sequence, first, masks[i + 1]) if masks else block(sequence, first)
+        return self._answer((sequence if self.norm is None else self.norm(sequence)) @ self.output)
+
+    def _on_symbols(self, x: Int[Array, "*batch n"]) -> Array:
+        state = after_first(self.blocks[0], self.embedded(), x)
+        for i, block in enumerate(self.blocks[1:], 2):
+            state = after(block, state, last=self.reads == "last" and i == len(self.blocks))
+        return self._answer(jnp.moveaxis(state.normed(self.norm).times(self.output), 0, -1))
+
+    def _answer(self, outputs: Float[Array, "*batch n outputs"]) -> Array:
         if self.output_bias is not None:
             outputs = outputs + self.output_bias
-        outputs = outputs[-1] if self.reads == "last" else outputs
+        outputs = outputs[..., -1, :] if self.reads == "last" else outputs
         return outputs[..., 0] if self.output.shape[1] == 1 else outputs
 
     def __call__(self, x: Array) -> Array:
-        return self._run(x, None)
+        return self._on_symbols(x) if self.spanned(x) else self._run(x, None)
 
     def attention(self, x: Array) -> list[Float[Array, "heads n n"]]:
         """Attention maps of every layer on one input."""
@@ -104,7 +112,7 @@ class Decoder(eqx.Module):
     def batch(self, x: Array, key: PRNGKeyArray) -> tuple[Array, "Decoder"]:
         """Outputs with dropout on embeddings, attention weights and residual branches."""
         if self.dropout == 0 or self.masks is None:
-            return jax.vmap(self)(x), self
+            return self._on_symbols(x) if self.spanned(x) else jax.vmap(self)(x), self
         size, n, emb = len(x), x.shape[1] + self.closing, self.tokens.shape[1]
         layers, shapes = [], [(size, n, emb)]
         for i, block in enumerate(self.blocks):

@@ -1,7 +1,6 @@
 """The host half of the engine: sizes replica batches, walks through chunks of records, drops replicas
 that have stopped, keeps checkpoints and tells the progress."""
 
-import math
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -12,11 +11,12 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import ClosedJaxpr, Jaxpr
+from jax.extend.core import Jaxpr
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from krogh.errors import InputError
 from krogh.train.checkpoint import Checkpoint, current_workspace
+from krogh.train.cost import largest_array, operations
 from krogh.train.program import REACHED, RUNNING, Program, Replica, each, own_leaves, stage_task
 from krogh.train.spec import Group, fingerprint, group_key
 
@@ -31,6 +31,9 @@ LEAST_STEPS = {"cpu": 1, "gpu": 2_000}
 WORTH_COMPACTING = {"cpu": 300_000, "gpu": 200_000_000}
 
 MANY_SLOTS = 1024
+
+# Where a step of one replica makes an array of so many bytes, it fills a core's cache, and replicas take turns.
+CACHE = 2**20
 
 
 @dataclass(frozen=True)
@@ -76,26 +79,6 @@ def memory_budget() -> float:
     if stats and "bytes_limit" in stats:
         return 0.85 * stats["bytes_limit"]
     return 0.6 * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / jax.local_device_count()
-
-
-def operations(jaxpr: Jaxpr) -> float:
-    """Floating-point operations of the matrix products and convolutions in a program: the same on every device."""
-    total = 0.0
-    for equation in jaxpr.eqns:
-        given = equation.params
-        if equation.primitive.name in ("dot_general", "conv_general_dilated"):
-            left, right, out = (v.aval.shape for v in (*equation.invars, *equation.outvars))  # type: ignore[attr-defined]
-            numbers = given["dimension_numbers"]
-            if equation.primitive.name == "dot_general":
-                terms = math.prod(left[axis] for axis in numbers[0][0])
-            else:
-                terms = math.prod(right) / right[numbers.rhs_spec[0]]
-            total += 2 * math.prod(out) * terms
-        inner = jax.tree.leaves(list(given.values()), is_leaf=lambda value: isinstance(value, Jaxpr | ClosedJaxpr))
-        for part in inner:
-            if isinstance(part, Jaxpr | ClosedJaxpr):
-                total += given.get("length", 1) * operations(part.jaxpr if isinstance(part, ClosedJaxpr) else part)
-    return total
 
 
 class TooLarge(Exception):
@@ -183,21 +166,30 @@ class Ensemble:
                 return replica
 
             replica = jax.eval_shape(enter, replica)
-            programs.append(replace(entering, net_static=found[0]))
+            program = replace(entering, net_static=found[0])
+            programs.append(replace(program, in_turn=self._fills_cache(program, replica)))
             self.structures.append(jax.tree.structure(replica.network))
             self.replica_structures.append(jax.tree.structure(replica))
             net_static = found[0]
         return programs
+
+    def _step(self, program: Program, replica: Any) -> Jaxpr:
+        """One step of one replica, not compiled for any device."""
+        plain, t = replace(program, on_gpu=False), jax.ShapeDtypeStruct((), jnp.int32)
+        return jax.make_jaxpr(lambda r, t: plain.advance(r, self.group.shared, t, 1, t, 1))(replica, t).jaxpr
+
+    def _fills_cache(self, program: Program, replica: Any) -> bool:
+        """Whether a step of one replica leaves no room for others in a CPU's cache."""
+        if self.platform != "cpu" or self.group.size <= jax.local_device_count():
+            return False
+        return largest_array(self._step(program, replica)) >= CACHE
 
     def _step_cost(self, program: Program, replicas: Any) -> float:
         """Unit steps that one step of one of these replicas is worth."""
         if self.spec.until is None:
             return 1.0
         one = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), replicas)
-        counted = replace(program, on_gpu=False)
-        t = jax.ShapeDtypeStruct((), jnp.int32)
-        step = jax.make_jaxpr(lambda replica, t: counted.advance(replica, self.group.shared, t, 1, t, 1))(one, t)
-        return max(1.0, operations(step.jaxpr) / UNIT_STEP)
+        return max(1.0, operations(self._step(program, one)) / UNIT_STEP)
 
     def network(self, leaves: list[np.ndarray], step: int) -> Any:
         """The networks as they were after `step` steps, from their flattened arrays."""

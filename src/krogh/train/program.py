@@ -57,6 +57,7 @@ class Program:
     static       the group's spec without its numbers and arrays
     net_static   the part of the network that is not arrays
     own          which leaves of the task each replica draws for itself
+    in_turn      replicas of a device take turns instead of stepping together
     """
 
     static: Any
@@ -64,6 +65,7 @@ class Program:
     net_static: Any
     own: tuple[bool, ...]
     on_gpu: bool
+    in_turn: bool = False
 
     def spec(self, replica: Replica, shared: Any) -> Spec:
         return eqx.combine(replica.numbers, shared, self.static)
@@ -292,7 +294,7 @@ class Program:
         def record(state, length):
             replicas, t = state
             count = len(replicas.status)
-            after, loss = each(lambda r: self.advance(r, shared, t, length, begin, count), replicas)
+            after, loss = each(lambda r: self.advance(r, shared, t, length, begin, count), replicas, self.in_turn)
             healthy = jnp.isfinite(loss)
             for leaf in jax.tree.leaves(after.network):
                 if jnp.issubdtype(leaf.dtype, jnp.inexact):
@@ -314,7 +316,7 @@ class Program:
                 is_leaf=lambda leaf: leaf is None,
             )
             t = t + length
-            out = {**each(lambda r: self.measure(r, shared, t), replicas), "loss": loss}
+            out = {**each(lambda r: self.measure(r, shared, t), replicas, self.in_turn), "loss": loss}
             replicas = self.judge(replicas, shared, out, t)
             return (replicas, t), {**out, "_moved": moves}
 
@@ -326,10 +328,10 @@ class Program:
         return state[0], out
 
 
-def each(function: Callable, replicas: Any) -> Any:
+def each(function: Callable, replicas: Any, in_turn: bool = False) -> Any:
     """`function` of every replica. One alone is not batched: products without a batch axis are faster on CPU."""
     if jax.tree.leaves(replicas)[0].shape[0] > 1:
-        return jax.vmap(function)(replicas)
+        return lax.map(function, replicas) if in_turn else jax.vmap(function)(replicas)
     return jax.tree.map(lambda a: a[None], function(jax.tree.map(lambda a: a[0], replicas)))
 
 

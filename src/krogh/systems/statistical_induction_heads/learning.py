@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import Any
 
-import jax
 import numpy as np
 import xarray as xr
 
@@ -41,11 +40,6 @@ def adamw(lr: float, batch: int = 64) -> Adam:
     )
 
 
-def at_once() -> int | None:
-    """Replicas that share a program: one per CPU core, whose cache holds the attention maps of one batch only."""
-    return jax.local_device_count() if jax.default_backend() == "cpu" else None
-
-
 def on_chains(
     task: MarkovChains, network: CausalTransformer, s: Any, *probes: Callable, slower: int = 1, **options: Any
 ) -> Run:
@@ -59,7 +53,6 @@ def on_chains(
         every=slower * s.every,
         validation=s.validation,
         probes=probes,
-        replicas_at_once=at_once(),
         **options,
     )
 
