@@ -90,7 +90,7 @@ def curves(s: Grokking) -> xr.Dataset:
             networks=False,
         )
         ds = run.data[["accuracy", "seen_accuracy"]]
-        seen, held_out = first_time(ds.seen_accuracy, 0.99), first_time(ds.accuracy, 0.95)
+        seen, held_out = first_time(ds.seen_accuracy >= 0.99), first_time(ds.accuracy >= 0.95)
         finite = np.isfinite(seen)
         at = ds.accuracy.sel(step=seen.where(finite, 0)).drop_vars("step").where(finite)
         ds = ds.assign(seen_time=seen, held_out_time=held_out, gap=1 - at)
