@@ -6,30 +6,16 @@ chains, AdamW: the training of 003 Fig 8.3. By hand, chains are drawn token by t
 
 import json as json_format
 import math
-import time
-from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any
+
+from krogh.lab.timing import seconds_per_step
 
 K, T, D, LAYERS, BATCH, LR, BETAS, DECAY = 3, 100, 16, 2, 64, 5e-4, (0.9, 0.95), 0.1
 # Products of queries with keys and lags and of weights with values, forwards and backwards, in both layers.
 FLOPS = 3 * LAYERS * 3 * 2 * BATCH * T * T * D
 REPLICAS = {"cpu": (1, 16), "gpu": (1, 16, 256)}
 BARS = {1: 1_500, 256: 20_000}
-
-
-def seconds_per_step(run: Callable[[int], Any], steps: int, times: int = 3) -> float:
-    """Seconds of a step: the difference between a long and a short run, so that starting up does not count."""
-    best = {}
-    for length in (steps // 4, steps):
-        run(length)
-        taken = []
-        for _ in range(times):
-            began = time.perf_counter()
-            run(length)
-            taken.append(time.perf_counter() - began)
-        best[length] = min(taken)
-    return (best[steps] - best[steps // 4]) / (steps - steps // 4)
 
 
 def engine(replicas: int, steps: int, **learner: Any) -> float:

@@ -5,27 +5,15 @@ k = 4 numbers modulo p = 47, 2944 neurons z^4, batches of 1024 rows of the seen 
 """
 
 import json as json_format
-import time
-from collections.abc import Callable
 from importlib.util import find_spec
-from typing import Any
+
+from krogh.lab.timing import seconds_per_step
 
 K, P, WIDTH, BATCH, LR, PENALTY = 4, 47, 2944, 1024, 5e-3, 5e-3
 ROWS = P**K
 # Output product, its two gradients, and the powers; picked rows cost memory and no arithmetic.
 FLOPS = 3 * 2 * BATCH * WIDTH * P
 SAMPLING_LIMIT = 2**20
-
-
-def seconds_per_step(run: Callable[[int], Any], steps: int) -> float:
-    """Seconds of a step: the difference between a long and a short run, so that starting up does not count."""
-    taken = []
-    for length in (steps // 4, steps):
-        run(length)
-        began = time.perf_counter()
-        run(length)
-        taken.append(time.perf_counter() - began)
-    return (taken[1] - taken[0]) / (steps - steps // 4)
 
 
 def engine(steps: int, replicas: int = 1) -> float:

@@ -1,5 +1,6 @@
 """Facts about attention, decoders and prompts."""
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,11 +8,20 @@ import pytest
 
 import krogh as kr
 from krogh.errors import InputError
-from krogh.nn.attention import by_lag, causal, earlier, linear_weights, sinusoidal, softmax_weights
-from krogh.nn.decoder import CausalTransformer
+from krogh.nn.attention import (
+    LayerNorm,
+    by_lag,
+    causal,
+    dropout_masks,
+    earlier,
+    linear_weights,
+    sinusoidal,
+    softmax_weights,
+)
+from krogh.nn.decoder import CausalTransformer, SymbolTransformer
 from krogh.tasks.base import Batch
 from krogh.tasks.modular import ModularAddition
-from krogh.tasks.prompts import orthonormal, prompt
+from krogh.tasks.prompts import orthonormal, orthonormalised, prompt
 
 
 class Vectors(kr.tasks.Task):
@@ -44,6 +54,21 @@ def test_hidden_positions_get_no_weight():
     np.testing.assert_array_equal(earlier(3), [[True, True, True, False]])
 
 
+def test_layer_norm_centres_scales_and_shifts():
+    x, scale, shift = np.random.default_rng(0).normal(2.0, 3.0, (3, 4, 6)).astype(np.float32)
+    expected = (x - x.mean(1, keepdims=True)) / np.sqrt(x.var(1, keepdims=True) + 1e-5) * scale[0] + shift[0]
+    norm = LayerNorm(jnp.asarray(scale[0]), jnp.asarray(shift[0]))
+    np.testing.assert_allclose(norm(jnp.asarray(x)), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_sinusoidal_codes_are_the_printed_ones():
+    code = np.asarray(sinusoidal(5, 6))
+    for i in range(5):
+        for j in range(3):
+            angle = i / 10_000 ** (2 * j / 6)
+            np.testing.assert_allclose(code[i, 2 * j : 2 * j + 2], [np.sin(angle), np.cos(angle)], atol=1e-6)
+
+
 @pytest.mark.parametrize("positions", ["relative", "learned", "sinusoidal", "none"])
 def test_a_decoder_is_the_printed_sum(positions):
     """Position by position, as in 003 (8.4), with a feed-forward part."""
@@ -56,7 +81,7 @@ def test_a_decoder_is_the_printed_sum(positions):
         s = s + network.positions
     if positions == "sinusoidal":
         s = s + sinusoidal(6, 8)
-    for block in network.blocks:
+    for block, maps in zip(network.blocks, network.attention(x), strict=True):
         a, n = block.attention, np.asarray(block.norm(s))
         brought = np.zeros(s.shape, np.float32)
         for h in range(2):
@@ -65,12 +90,12 @@ def test_a_decoder_is_the_printed_sum(positions):
                 if positions == "relative":
                     keys = keys + np.asarray(a.lags)[i - np.arange(i + 1), h]
                 weights = np.asarray(jax.nn.softmax(n[i] @ a.query[:, h] @ keys.T / np.sqrt(3)))
+                np.testing.assert_allclose(maps[h, i, : i + 1], weights, rtol=1e-3, atol=1e-5)
                 brought[i] += weights @ (n[: i + 1] @ a.value[:, h]) @ a.out[h]
         s = s + brought
         inner = block.mlp_norm(s) @ block.mlp.inner.weight + block.mlp.inner.bias
         s = s + jax.nn.gelu(inner) @ block.mlp.outer.weight + block.mlp.outer.bias
     np.testing.assert_allclose(network(x), network.norm(s) @ network.output, rtol=1e-3, atol=1e-4)
-    np.testing.assert_allclose(np.asarray(network.attention(x)[0]).sum(-1), 1, rtol=1e-5)
 
 
 @pytest.mark.parametrize("positions", ["relative", "learned"])
@@ -89,6 +114,54 @@ def test_later_symbols_do_not_change_earlier_outputs():
     a, b = network(jnp.array([0, 1, 2, 3, 4, 0])), network(jnp.array([0, 1, 2, 3, 1, 2]))
     np.testing.assert_array_equal(a[:4], b[:4])
     assert not np.allclose(a[4:], b[4:])
+
+
+def test_shorter_sequences_have_the_first_positions():
+    network = CausalTransformer(emb=8, positions="learned", scale=0.5).build(ModularAddition(5, 6), jax.random.key(0))
+    x = jnp.array([0, 1, 2, 3, 4, 0])
+    np.testing.assert_allclose(network(x[:4]), network(x)[:4], rtol=1e-4, atol=1e-5)
+
+
+def test_matrices_start_as_they_are_said_to():
+    """Output projections of attention with half the scale; uniform ones with the deviation 1/√(3 fan_in)."""
+    task = ModularAddition(5, 6)
+    block = CausalTransformer(heads=2, emb=64, mlp=96, scale=0.3).build(task, jax.random.key(0)).blocks[0]
+    for matrix, deviation in ((block.attention.value, 0.3), (block.attention.out, 0.15), (block.mlp.inner.weight, 0.3)):
+        assert float(matrix.std()) == pytest.approx(deviation, rel=0.05)
+    block = SymbolTransformer(heads=4, emb=64, attn=32, mlp=96).build(task, jax.random.key(0)).blocks[0]
+    for matrix, fan_in in ((block.attention.key, 64), (block.attention.out, 128), (block.mlp.outer.weight, 96)):
+        assert float(jnp.abs(matrix).max()) == pytest.approx(fan_in**-0.5, rel=0.01)
+        assert float(matrix.std()) == pytest.approx((3 * fan_in) ** -0.5, rel=0.05)
+
+
+def test_the_output_bias_is_added():
+    network = SymbolTransformer(heads=2, emb=8, attn=4).build(ModularAddition(5, 3), jax.random.key(0))
+    bias, x = jnp.arange(5.0), jnp.array([4, 0, 2])
+    moved = eqx.tree_at(lambda n: n.output_bias, network, bias)
+    np.testing.assert_allclose(moved(x) - network(x), bias, atol=1e-5)
+
+
+def test_dropout_masks_keep_the_mean_and_drop_the_share():
+    (mask,) = dropout_masks(jax.random.key(0), 0.25, (1_000_000,))
+    assert set(np.unique(mask)) == {0, np.float32(4 / 3)}
+    assert float((mask == 0).mean()) == pytest.approx(0.25, abs=0.002)
+
+
+def test_dropout_acts_on_embeddings_and_on_attention_weights():
+    """With attention to oneself alone and unit values, every coordinate is m_0 x (1 + m_1 m_2), the m being 0 or 2."""
+    task = ModularAddition(5, 4)
+    network = CausalTransformer(1, emb=1, norm=False, dropout=0.5, positions="none").build(task, jax.random.key(0))
+    one = jnp.ones((1, 1, 1))
+    network = eqx.tree_at(
+        lambda n: (n.tokens, n.output, n.blocks[0].attention), network,
+        (jnp.ones((5, 1)), jnp.ones((1, 5)), type(network.blocks[0].attention)(one, one, one, one)),
+    )  # fmt: skip
+    x = jnp.zeros((2000, 4), int)
+    outputs = np.asarray(network.batch(x, jax.random.key(1))[0][:, 0, 0])
+    np.testing.assert_allclose(np.unique(outputs), [0, 2, 10])
+    np.testing.assert_allclose([np.mean(outputs == v) for v in (0, 2, 10)], [0.5, 0.375, 0.125], atol=0.04)
+    again = eqx.tree_at(lambda n: n.masks.value, network, network.masks.value + 1)
+    assert (np.asarray(again.batch(x, jax.random.key(1))[0][:, 0, 0]) != outputs).any()
 
 
 def test_outputs_under_dropout_scatter_around_those_without():
@@ -116,6 +189,9 @@ def test_prompts_close_with_an_unanswered_query():
     x, y, query = jnp.arange(6.0).reshape(3, 2), jnp.ones((3, 1)), jnp.array([7.0, 8.0])
     np.testing.assert_array_equal(prompt(x, y, query), [[0, 1, 1], [2, 3, 1], [4, 5, 1], [7, 8, 0]])
     rows = orthonormal(jax.random.key(0), 4, 9)
+    np.testing.assert_allclose(rows @ rows.T, np.eye(4), atol=1e-5)
+    slanted = jnp.ones((4, 9)) + 1e-2 * jax.random.normal(jax.random.key(1), (4, 9))
+    rows = orthonormalised(slanted)
     np.testing.assert_allclose(rows @ rows.T, np.eye(4), atol=1e-5)
     many = jax.vmap(lambda key: orthonormal(key, 2, 3))(jax.random.split(jax.random.key(0), 4000))
     np.testing.assert_allclose(many.mean(0), 0, atol=0.05)

@@ -11,7 +11,7 @@ import pytest
 from krogh.errors import InputError
 from krogh.nn.decoder import CausalTransformer
 from krogh.nn.query_attention import QueryAttention, QueryReader
-from krogh.probes.chain_of_thought import attention_classes, infer, reason
+from krogh.probes.chain_of_thought import KINDS, attention_classes, infer, kinds_of, reason
 from krogh.systems.chain_of_thought.guarantees import shortest
 from krogh.systems.chain_of_thought.learning import half_squares
 from krogh.tasks.chain_of_thought import ChainPrompts, ErroneousChains, rotated
@@ -54,10 +54,12 @@ def columns_of(task, row):
 
 def test_a_training_prompt_is_the_printed_one(prompts):
     """Examples of K consistent steps of one bijective task, then k columns of the query (7.1)."""
-    task, (x, y, _) = prompts
-    seen_k = set()
-    for row, label in zip(x[:60], y[:60], strict=True):
+    task, (x, y, latents) = prompts
+    seen_k, twice = set(), 0
+    for i, (row, label) in enumerate(zip(x[:60], y[:60], strict=True)):
         columns = columns_of(task, row)
+        told = [np.asarray(latents[name][i])[latents["present"][i]].tolist() for name in ("pattern", "step")]
+        assert told == [[pattern for pattern, _, _ in columns], [step for _, step, _ in columns]]
         examples, query = columns[:15], columns[15:]
         k = len(query)
         seen_k.add(k)
@@ -67,6 +69,11 @@ def test_a_training_prompt_is_the_printed_one(prompts):
             assert chain[0][2] == chain[1][0] and chain[1][2] == chain[2][0]
             for given, step, answer in chain:
                 assert answers.setdefault((step, given), answer) == answer
+        for (step, given), answer in answers.items():
+            # step k moves k places on the task's cycle: step 2 is step 1 done twice
+            if step == 0 and {(0, answer), (1, given)} <= answers.keys():
+                assert answers[(0, answer)] == answers[(1, given)]
+                twice += 1
         for step in range(3):
             images = [answer for (s, _), answer in answers.items() if s == step]
             assert len(set(images)) == len(images)
@@ -76,7 +83,7 @@ def test_a_training_prompt_is_the_printed_one(prompts):
         z = int(np.argmax(task.patterns @ label))
         assert answers[(k - 1, query[-1][0])] == z  # a helpful example is always there
         assert sum(chain[0] == query[0][0] for chain in examples[::3]) == 2  # alpha l = 2
-    assert seen_k == {1, 2, 3}
+    assert seen_k == {1, 2, 3} and twice > 10
 
 
 def test_patterns_and_steps_are_equally_likely(prompts):
@@ -142,6 +149,11 @@ def test_the_head_is_the_printed_sum_and_blind_to_absent_columns(prompts):
         np.testing.assert_allclose(network(jnp.asarray(row, jnp.float32)), expected, atol=1e-5)
 
 
+def test_the_head_starts_with_the_deviation_asked_for():
+    weights = QueryAttention(scale=0.5).build(ChainPrompts(M=20, K=3, d=30), jax.random.key(0)).weights
+    assert float(weights.std()) == pytest.approx(0.5, rel=0.05)
+
+
 def test_the_gradient_is_the_corrected_one():
     with jax.enable_x64(True):
         x = jax.random.normal(jax.random.key(0), (7, 8))
@@ -171,8 +183,22 @@ def test_attention_kinds_at_zero_are_shares_of_columns(prompts):
     kinds = np.asarray(attention_classes(network, batch)["attention"])
     np.testing.assert_allclose(kinds.sum(), 1, atol=1e-5)
     np.testing.assert_allclose(kinds[0, 0], rc.initial_attention(0.4, 3, 5), atol=0.02)
-    deep = CausalTransformer(3, 2, 8, positions="none", norm=False, reads="last").build(task, jax.random.key(0))
-    assert attention_classes(deep, batch)["attention"].shape == (6, 4)
+    # 2 of 5 examples like the query, 3 steps each, and k - 1 of the query's own columns
+    assert rc.initial_attention(0.4, 3, 5) == pytest.approx((2 / 15 + 2 / 16 + 2 / 17) / 3)
+    deep = CausalTransformer(3, 2, 8, positions="none", norm=False, reads="last", scale=0.5)
+    network = deep.build(task, jax.random.key(0))
+    looks = np.asarray(attention_classes(network, batch)["attention"])
+    own = np.mean([[layer[:, -1, -1] for layer in network.attention(x)] for x in batch.x[:8]], axis=0).ravel()
+    few = jax.tree.map(lambda part: part[:8], batch)
+    assert looks.shape == (6, 4)
+    np.testing.assert_allclose(np.asarray(attention_classes(network, few)["attention"]).sum(1), 1 - own, atol=1e-4)
+
+
+def test_kinds_are_told_by_pattern_and_step():
+    same = jnp.array([True, False])
+    pattern, step = jnp.repeat(same, 2), jnp.tile(same, 2)
+    np.testing.assert_array_equal(kinds_of(pattern, step), np.eye(4))
+    assert KINDS[1] == "same pattern, other step" and KINDS[2] == "other pattern, same step"
 
 
 # ------------------------------------------------------------------------------------------- test chains
@@ -255,11 +281,13 @@ def test_decoding_is_the_loop_of_subroutine_4():
     for i in range(4):
         columns = task.columns(chains[i])
         states = latents["states"][i][:, :-1].ravel()
-        answers, _ = reason(network, task, columns, states, jnp.asarray(used), z[i, 0])
+        answers, looks = reason(network, task, columns, states, jnp.asarray(used), z[i, 0])
         prompt, state = list(np.asarray(columns)[used]), int(z[i, 0])
         for k in range(3):
             query = np.concatenate([task.patterns[state] + task.steps[k], np.zeros(12)])
-            output = network(jnp.asarray(np.array([*prompt, query]), jnp.float32))
+            rows = jnp.asarray(np.array([*prompt, query]), jnp.float32)
+            output, weights = network(rows), np.asarray(network.attention(rows))
+            np.testing.assert_allclose(looks[k].sum(), weights[: used.sum()].sum(), rtol=1e-4)
             answer = int(np.argmin(np.linalg.norm(np.asarray(task.patterns) - np.asarray(output), axis=1)))
             assert answer == int(answers[k])
             prompt.append(np.concatenate([query[:12], task.patterns[answer]]))
@@ -358,6 +386,8 @@ def test_bounds_scale_as_printed():
     assert b[1] / a[1] == pytest.approx(2) and b[2] / a[2] == pytest.approx(10)
     assert rc.examples_needed(0.8, 0.5, 0.8, 20) == pytest.approx(np.log(20) / 0.32**2)
     assert rc.late_miss(10.0, 4000, 3, 20) / rc.late_miss(10.0, 1000, 3, 20) == pytest.approx(0.5)
+    assert rc.late_miss(10.0, 600, 3, 20) == pytest.approx(0.1)
+    assert a[0] == pytest.approx(27 * np.log(300) / 0.16) and b[0] == pytest.approx(27 * np.log(3000) / 0.08)
 
 
 def test_the_shortest_prompt_is_where_the_error_stays_low():

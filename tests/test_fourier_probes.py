@@ -57,9 +57,10 @@ def test_first_time_counts_streaks_and_censors():
     curve = xr.DataArray(
         [[0.6, 0.5, 0.6, 0.6, 0.7], [0.5] * 5], dims=("seed", "step"), coords={"step": range(0, 50, 10)}
     )
-    np.testing.assert_array_equal(first_time(curve, 0.6), [0, np.inf])
-    np.testing.assert_array_equal(first_time(curve, 0.6, consecutive=3), [20, np.inf])
-    np.testing.assert_array_equal(at_time(curve, first_time(curve, 0.7) - 5), [0.6, np.nan])
+    np.testing.assert_array_equal(first_time(curve >= 0.6), [0, np.inf])
+    assert set(first_time(curve >= 0.6).coords) == set()
+    np.testing.assert_array_equal(first_time(curve >= 0.6, consecutive=3), [20, np.inf])
+    np.testing.assert_array_equal(at_time(curve, first_time(curve >= 0.7) - 5), [0.6, np.nan])
 
 
 def test_another_layer_keeps_what_was_learned():

@@ -53,6 +53,14 @@ def test_the_regressor_is_the_last_entry_of_linear_self_attention():
     np.testing.assert_allclose(network(jnp.asarray(E.T)), printed, rtol=1e-4)
     np.testing.assert_allclose(printed, u * (y @ x[:N] / N) @ U @ x[N], rtol=1e-4)
     np.testing.assert_allclose(network.U, U)
+    factors = LowRank(jnp.asarray(normals(2, d)), jnp.asarray(normals(2, d, seed=3)))
+    low, full = (InContextRegressor(matrix, jnp.asarray(u)) for matrix in (factors, factors.matrix))
+    np.testing.assert_allclose(low(jnp.asarray(E.T)), full(jnp.asarray(E.T)), rtol=1e-4)
+
+
+def test_factors_start_with_the_deviation_asked_for():
+    built = RankLimited(rank=40, scale=0.3).build(RegressionPrompts((1.0,) * 50, 4), jax.random.key(0)).query_key
+    assert [float(factor.std()) for factor in (built.query, built.key)] == pytest.approx([0.3, 0.3], rel=0.05)
 
 
 def test_relu_heads_are_the_printed_sum():
@@ -283,6 +291,8 @@ def test_the_small_model_is_silent_where_low_digits_agree():
     silent = np.nansum(np.all(abs(margins) < 1e-12, axis=-1))
     assert silent == theory.unanswered(16, 4) == 48
     assert theory.small_heads(1, 3) == [1, 4, 5, 8]
+    # ± of one head per digit and one of that scale, 16 entries each
+    assert theory.binary_heads(16, 2, 0.1).norm == pytest.approx(2 * 16 * (2 * 1 + 2**2) / (4 * 0.1) ** 2)
 
 
 @pytest.mark.parametrize("d, count", [(4, 6), (8, 7), (16, 8), (64, 10)])

@@ -54,7 +54,10 @@ def test_prompts_hold_their_latents(task):
     rest = x / 3 - np.asarray(task.relevant)[pattern]
     along = rest @ np.asarray(task.irrelevant).T
     np.testing.assert_allclose(np.abs(along).max(-1), np.linalg.norm(rest, axis=-1), atol=1e-5)
-    assert 0.45 < np.abs(along).max() < 0.5
+    assert 0.45 < along.max() < 0.5 and -0.5 < along.min() < -0.45
+    used = np.bincount(np.abs(along).argmax(-1).ravel(), minlength=24) / along[..., 0].size
+    np.testing.assert_allclose(used, 1 / 24, atol=0.01)
+    np.testing.assert_allclose(task.mean_pattern, 3 * np.asarray(task.relevant).mean(0), atol=1e-6)
     np.testing.assert_array_equal(y[:, -1], 0)
     np.testing.assert_allclose(
         y[:, :-1], np.asarray(batch.latents["sign"])[..., None] * np.asarray(task.label), atol=1e-6
@@ -96,11 +99,26 @@ def test_other_patterns_are_equally_likely(task):
 
 def test_the_cycle_is_balanced_and_unseen_tasks_are_the_others(task):
     assert theory.balanced(np.asarray(cyclic_tasks(6))) and theory.balanced(np.asarray(cyclic_tasks(6, 4)))
-    broken = np.asarray(cyclic_tasks(6)) * (np.arange(6) > 0)
-    assert not theory.balanced(broken / broken.sum())
+    # every pattern positive once, and pattern 0 negative twice; and the other way round
+    uneven = np.asarray(cyclic_tasks(6)).copy()
+    uneven[1] = uneven[5]
+    assert not theory.balanced(uneven) and not theory.balanced(uneven.T)
     seen, unseen = np.asarray(task.shares) > 0, np.asarray(task.unseen.shares) > 0
     assert seen.sum() == 6 and unseen.sum() == 24 and not (seen & unseen).any() and not np.diag(unseen).any()
-    assert seen.sum() / 30 == pytest.approx(theory.task_share(6))
+    assert seen.sum() / 30 == pytest.approx(theory.task_share(6)) == pytest.approx(theory.task_share_printed(6) ** 2)
+
+
+def test_validation_is_on_tasks_that_are_never_trained(task):
+    key = jax.random.key(0)
+    np.testing.assert_array_equal(task.held_out(key, 20).x, task.unseen.sample(key, 20).x)
+    assert (np.asarray(task.held_out(key, 20).x) != np.asarray(task.sample(key, 20).x)).any()
+
+
+def test_shifted_prompts_have_the_new_patterns_and_wider_irrelevant_parts(task):
+    rows = jnp.asarray(shifted_patterns(1.0), jnp.float32)
+    new = task.shifted(rows, K=5.0)
+    np.testing.assert_allclose(new.relevant, rows @ task.relevant, atol=1e-6)
+    assert new.K == 5.0 and (np.asarray(new.shares) > 0).sum() == 6
 
 
 @pytest.mark.parametrize("count", [2, 6, 9])
@@ -109,6 +127,7 @@ def test_replicas_draw_their_own_tasks(task, count):
     first, second = (np.asarray(drawn.instance(jax.random.key(k)).shares) > 0 for k in (0, 1))
     cycle = np.asarray(cyclic_tasks(6)) > 0
     assert first.sum() == count and not np.diag(first).any()
+    assert float(drawn.instance(jax.random.key(0)).shares.sum()) == pytest.approx(1)
     assert (first & cycle).sum() == min(count, 6)
     assert (first != second).any() == (count != 6)
 
@@ -118,6 +137,7 @@ def test_shifted_patterns_are_orthonormal_with_the_asked_sum():
         rows = shifted_patterns(total)
         np.testing.assert_allclose(rows @ rows.T, np.eye(3), atol=1e-12)
         np.testing.assert_allclose(theory.coefficient_sums(rows), [total, 2**0.5, 2**0.5])
+        np.testing.assert_allclose(rows[:, :4], [[0.3, -0.3, 0, 0], [0.5**0.5] * 2 + [0] * 2, [0] * 2 + [0.5**0.5] * 2])
     with pytest.raises(InputError, match="at most"):
         shifted_patterns(1.3)
 
@@ -197,7 +217,7 @@ def test_a_built_solution_aligns_selects_and_survives(task):
     network = eqx.tree_at(
         lambda n: (n.query, n.key, n.value, n.hidden, n.output.value),
         network,
-        (3 * onto, 3 * onto, jnp.eye(60)[:, None], neurons, jnp.array([1.0, -1.0])),
+        (3 * onto, 2 * onto, jnp.eye(60)[:, None], neurons, jnp.array([1.0, -1.0])),
     )
     batch = eqx.tree_at(lambda t: t.alpha, task.unseen, 0.5).sample(jax.random.key(1), 4000)
     covered = np.asarray(same_pattern(batch)).any(axis=1)
@@ -206,12 +226,15 @@ def test_a_built_solution_aligns_selects_and_survives(task):
     outputs = np.asarray(jax.vmap(network)(batch.x))
     assert (outputs[covered] * np.asarray(batch.y)[covered] > 0).all()
     found = neuron_alignment(network, task)
+    np.testing.assert_allclose(found["norm"] ** 2, found["feature_norm"] ** 2 + found["label_norm"] ** 2, rtol=1e-5)
+    np.testing.assert_allclose(found["label_norm"], 1, rtol=1e-5)
     np.testing.assert_allclose(found["feature_cosine"], 1, atol=1e-5)
     np.testing.assert_allclose(found["label_cosine"], 1, atol=1e-5)
     seen = pattern_projections(network, task, batch)
     assert (
         float(seen["query_along"]) == pytest.approx(float(seen["query_norm"]), rel=1e-4) == pytest.approx(9, rel=1e-4)
     )
+    assert float(seen["key_along"]) == pytest.approx(float(seen["key_norm"]), rel=1e-4) == pytest.approx(6, rel=1e-4)
 
 
 def test_errors_count_as_printed():
@@ -249,6 +272,9 @@ def test_classical_learners_separate_what_is_separable():
     np.testing.assert_array_equal(
         classical_errors(x, np.ones_like(y), centre + x[:, 0], z), np.full(len(CLASSICAL), 0.5)
     )
+    # the nearest example is wrong, the next two are right
+    line, signs = np.array([[[0.0], [1.0], [2.0], [9.0]]]), np.array([[-1.0, 1.0, 1.0, -1.0]])
+    np.testing.assert_array_equal(classical_errors(line, signs, np.zeros((1, 1)), np.ones(1))[-2:], [1, 0])
 
 
 # ------------------------------------------------------------------------------------------- theory
@@ -299,6 +325,10 @@ def test_pruning_bounds_and_requirements_have_their_limits():
     np.testing.assert_allclose(theory.pruned_large_bound([0.1, 0.5], 0.6, 0.6, 6), [0.1, 0.5])
     assert theory.pruned_large_bound(0.3, 0.8, 0.6, 6) < 0.3
     assert theory.pruned_small_bound(0.6, 0.6, 10**6) == pytest.approx(1e-3)
+    assert theory.pruned_small_bound(0.6, 0.6, 9, eps=0.1) == pytest.approx(1 - 0.9 * 2 / 3)
+    assert theory.pruned_large_bound(0.5, 0.6, 0.6, 6, eps=0.1) == pytest.approx(1 - 1.1 / 2)
     assert theory.iterations(6, 0.1) / theory.iterations(6, 0.8) == pytest.approx(4)
+    assert theory.iterations(6, 0.5, beta=2.0, delta=8.0) == pytest.approx(6 * np.sqrt(np.log(6)) / 4)
     assert theory.iterations(6, 0.5, eta=0.5) == pytest.approx(2 * theory.iterations(6, 0.5))
     assert theory.training_length(6, 0.2) == pytest.approx(5 * np.log(6))
+    assert theory.training_length(6, 0.2, beta=0.5) == pytest.approx(5 / 0.5**2)

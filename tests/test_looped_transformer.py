@@ -84,6 +84,9 @@ def test_attention_is_the_masked_product_for_any_weights():
     m[-1, :-1] = 1
     np.testing.assert_allclose(found, (m * (z @ q @ z.T)) @ z @ p, atol=1e-12)
     np.testing.assert_array_equal(last, found[-1:])
+    with jax.enable_x64(True):
+        everyone = np.asarray(network.attention(jnp.asarray(z), visible=np.ones((8, 8), bool)))
+    np.testing.assert_allclose(everyone, z @ q @ z.T @ z @ p, atol=1e-12)
 
 
 @pytest.mark.parametrize("first", [0, -1])
@@ -153,6 +156,7 @@ def test_architectures_build_the_construction_or_random_weights_and_train():
     task = VectorGeneration(8, 2)
     built = looped.LoopedTransformer(3).build(task, jax.random.key(0))
     np.testing.assert_array_equal(built.value_out, np.diag([1, 1, 0]))
+    assert built.step is looped.inverse_trace and built.loops == 3
     drawn = looped.LoopedTransformer(3, "gaussian", 0.5).build(task, jax.random.key(0))
     assert 0.2 < float(jnp.std(drawn.query_key)) < 0.9
     with pytest.raises(InputError, match="did you mean 'gaussian'"):

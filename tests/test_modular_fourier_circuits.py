@@ -7,7 +7,6 @@ import pytest
 
 import krogh as kr
 from krogh.errors import InputError
-from krogh.lab.times import first_time
 from krogh.nn.decoder import SymbolTransformer
 from krogh.nn.tables import Lookup, LookupNetwork
 from krogh.probes.embeddings import TableMargin, attention_maps, closing_scores, folded_power
@@ -240,13 +239,6 @@ def test_attention_maps_and_closing_scores_agree_with_the_definition():
     w = block.attention.key[:, 1] @ block.attention.query[:, 1].T
     np.testing.assert_allclose(attention_maps(network)[1], x[:5] @ w @ x[:5].T, rtol=1e-3, atol=1e-4)
     np.testing.assert_allclose(closing_scores(network)[1], x[:5] @ w @ x[5], rtol=1e-3, atol=1e-4)
-
-
-def test_first_time_is_inf_where_the_level_is_never_met():
-    import xarray as xr
-
-    values = xr.DataArray([[0.1, 0.99, 0.5], [0.2, 0.3, 0.4]], dims=("seed", "step"), coords={"step": [0, 10, 20]})
-    np.testing.assert_array_equal(first_time(values, 0.9), [10, np.inf])
 
 
 def test_training_a_small_table_finds_the_answer():

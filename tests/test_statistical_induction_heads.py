@@ -12,7 +12,14 @@ import krogh as kr
 from krogh.errors import InputError
 from krogh.nn.decoder import CausalTransformer
 from krogh.nn.minimal_induction import MinimalInduction, MinimalInductionNetwork
-from krogh.probes.markov import divergences, even_odd, induction_scores, last_log_probabilities, positional_weights
+from krogh.probes.markov import (
+    OnOtherChains,
+    divergences,
+    even_odd,
+    induction_scores,
+    last_log_probabilities,
+    positional_weights,
+)
 from krogh.systems.statistical_induction_heads.theory import margin_loss
 from krogh.tasks.markov import (
     MarkovChains,
@@ -69,6 +76,16 @@ def test_trigram_walks_follow_their_rows():
     np.testing.assert_allclose(first, later, atol=0.03)
 
 
+def test_longer_contexts_open_stationary():
+    """Order 3: the first triple has the law of a later one, which a wrong order of its symbols would not have."""
+    task = MarkovChains(2, 20, n=4)
+    rows = jax.random.dirichlet(jax.random.key(5), jnp.full(2, 0.5), (8,))
+    walks = np.asarray(jax.jit(task.walk)(jax.random.key(1), jnp.broadcast_to(rows, (20_000, 8, 2)))).astype(int)
+    first, later = (np.bincount(walks[:, p : p + 3] @ [4, 2, 1], minlength=8) / 20_000 for p in (0, 15))
+    np.testing.assert_allclose(first, later, atol=0.015)
+    assert np.abs(first - first.reshape(2, 2, 2).transpose(1, 0, 2).ravel()).max() > 0.05
+
+
 def test_labels_and_truth_belong_to_the_sequence():
     task = MarkovChains(3, 25, n=3)
     key = jax.random.key(3)
@@ -91,6 +108,11 @@ def test_doubly_stochastic_matrices_are_uniform(k):
 
 
 def test_other_priors():
+    flat = np.asarray(dirichlet(jax.random.key(0), 4000, 3, 3))
+    np.testing.assert_allclose((flat**2).mean((0, 1)), 2 / (3 * 4), rtol=0.03)
+    free = np.asarray(unigrams(jax.random.key(0), 4000, 3, 3))
+    np.testing.assert_array_equal(free[:, 0], free[:, 2])
+    np.testing.assert_allclose((free[:, 0] ** 2).mean(0), 2 / (3 * 4), rtol=0.1)
     mixed = np.asarray(Mixture(doubly_stochastic, unigrams, 0.25)(jax.random.key(0), 4000, 3, 3))
     same = np.all(mixed == mixed[:, :1], axis=(1, 2))
     assert abs(same.mean() - 0.25) < 0.03
@@ -194,6 +216,17 @@ def test_the_curriculum_ends_at_bigrams():
     assert W[0, 0] == pytest.approx(markov.curriculum_match(t, eps, 1.0, 1 / t), rel=0.01)
     assert abs(W[0, 1]) < 1e-10 < W[0, 0]
     assert markov.printed_curriculum_match(t, eps, 1.0, 1 / t) < 0
+    for_match, for_lags = markov.population_gradients(markov.symmetric_chains(eps, 60), *first)
+    for decay in (0.0, 1.0):
+        W, v = markov.population_step(markov.symmetric_chains(eps, 60), *first, 0.5, decay)
+        np.testing.assert_allclose(W, (1 - decay) * first[0] + for_match / 2)
+        np.testing.assert_allclose(v, (1 - decay) * first[1] + for_lags / 2)
+
+
+def test_printed_forms_differ_where_they_are_wrong():
+    assert markov.CLOSED["e_2"] - markov.PRINTED_E_2 == pytest.approx((8 * np.log(2) - 5) / 3)
+    assert (markov.printed_symmetric_lag_gradient(30) < 0).all() and (markov.symmetric_lag_gradient(30)[:-1] > 0).all()
+    np.testing.assert_allclose(markov.printed_symmetric_lag_gradient(2), [-0.5, -0.25])
 
 
 # ------------------------------------------------------------------------------------------- networks
@@ -210,6 +243,12 @@ def test_the_minimal_model_is_its_printed_sum(normalised):
             weights = v[: q + 1] if not normalised else np.exp(v[: q + 1]) / np.exp(v[: q + 1]).sum()
             expected[p, x[q]] += sum(weights[q - s] * W[x[p], x[s]] for s in range(q + 1))
     np.testing.assert_allclose(net(jnp.asarray(x)), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_the_minimal_model_starts_level():
+    net = MinimalInduction(match=0.3).build(MarkovChains(3, 8), jax.random.key(0))
+    np.testing.assert_allclose(net.match, np.full((3, 3), 0.3))
+    np.testing.assert_allclose(net.lags, np.full(8, 1 / 8))
 
 
 @pytest.mark.parametrize("settings", [{}, {"layers": 1, "mlp": 8}, {"norm": False, "projection": False}, {"heads": 2}])
@@ -240,6 +279,9 @@ def test_the_induction_head_averages_followers():
         found, expected = np.asarray(head(jnp.asarray(row))), markov.followers(row, 3, first=True)
         seen = ~np.isnan(expected[:, 0])
         np.testing.assert_allclose(found[seen], expected[seen], atol=1e-3)
+    louder = eqx.filter_jit(markov.induction_head(3, 40, 100.0, readout=3.0))
+    np.testing.assert_allclose(louder(jnp.asarray(x[0])), 3 * head(jnp.asarray(x[0])), rtol=1e-5)
+    np.testing.assert_array_equal(markov.followers(np.array([1, 0, 1]), 2, first=False)[[0, 2]], [[np.nan] * 2, [1, 0]])
     first, second = eqx.filter_jit(lambda x: network.attention(x))(jnp.asarray(x[0]))
     np.testing.assert_allclose(np.diagonal(first[0], -1), 1, atol=1e-4)
     follows = np.append(False, x[0][:-1] == x[0][-1]) | ((np.arange(40) == 0) & (x[0][0] == x[0][-1]))
@@ -256,7 +298,27 @@ def test_probes_of_the_induction_head():
     np.testing.assert_allclose(eqx.filter_jit(positional_weights)(head), np.eye(12)[1], atol=1e-4)
     distances = eqx.filter_jit(divergences())(head, batch)
     assert int(jnp.argmin(distances["kl_to"])) == 2 and distances["kl"] < distances["level"][1]
-    assert even_odd(np.array([9.0, 3, 1, 3, 1, 3, 1, 9])) == 2
+    follows = (np.asarray(batch.x[:64, :-1]) == np.asarray(batch.x[:64, -1:])).sum(axis=1) / 60
+    assert float(scores["baseline"]) == pytest.approx(follows.mean(), rel=1e-5)
+    assert even_odd(np.array([9.0, 3, 1, 4, 2, 5, 6, 9])) == 4 - 3
+
+
+def test_probes_of_a_random_network():
+    """Weights by place and both divergences, from their definitions."""
+    task = MarkovChains(3, 20)
+    net = CausalTransformer(emb=8, attn=4, scale=1.0).build(task, jax.random.key(0))
+    block = net.blocks[0]
+    query = np.asarray(block.norm(net.tokens)) @ np.asarray(block.attention.query[:, 0])
+    weights = jax.nn.softmax(query @ np.asarray(block.attention.lags[:, 0]).T / 2, axis=1)
+    np.testing.assert_allclose(positional_weights(net), weights.mean(0)[:12], rtol=1e-3)
+    batch = task.sample(jax.random.key(1), 50)
+    model = np.asarray(eqx.filter_jit(last_log_probabilities)(net, batch.x))
+    found = eqx.filter_jit(divergences())(net, batch)
+    assert float(found["kl_to"][0]) == pytest.approx(float((-np.log(3) - model.mean(axis=1)).mean()), rel=1e-3)
+    other = eqx.filter_jit(OnOtherChains(unigrams, "free", 4000))(net, task, jax.random.key(2))
+    # of 20 independent symbols counting loses about (k - 1)/(2 · 20), saying nothing log k - E H = log 3 - 5/6
+    np.testing.assert_allclose(other["level_free"][:2], [np.log(3) - 5 / 6, 0.05], atol=0.02)
+    assert float(other["kl_free"]) > float(other["level_free"][0])
 
 
 def test_training_moves_the_minimal_model_to_its_bias():

@@ -1,15 +1,14 @@
-"""When a recorded curve first meets a level; inf where it never does."""
+"""When something is first met along a recorded curve; inf where it never is."""
 
 import numpy as np
 import xarray as xr
 
 
-def first_time(values: xr.DataArray, level: float, consecutive: int = 1) -> xr.DataArray:
-    """First recorded step from which `values` is at least `level` at `consecutive` records in a row, else inf."""
-    met = values >= level
+def first_time(met: xr.DataArray, consecutive: int = 1) -> xr.DataArray:
+    """First recorded step from which `met` is true at `consecutive` records in a row, else inf."""
     # rolling windows end at the last record of a streak; its first one is the time
     streak = met.rolling(step=consecutive).sum().shift(step=1 - consecutive) >= consecutive
-    return xr.where(streak.any("step"), values.step[streak.argmax("step")], np.inf)
+    return met.step.where(streak, np.inf).min("step")
 
 
 def at_time(values: xr.DataArray, time: xr.DataArray) -> xr.DataArray:

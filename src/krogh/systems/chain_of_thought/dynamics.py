@@ -49,9 +49,9 @@ def with_kinds(data: xr.Dataset) -> xr.Dataset:
     return data.assign_coords(kind=list(KINDS))
 
 
-def first_below(values: xr.DataArray, level: float) -> xr.DataArray:
-    """First recorded step at which the values are at most `level`, else inf."""
-    return first_time(-values, -level).drop_vars("step")
+def slopes(values: xr.DataArray, over: str) -> np.ndarray:
+    """Log-log slope of every seed's values along an axis."""
+    return np.array([power_law(values[over], row)[0] for row in values.transpose("seed", over).values])
 
 
 def different_step(attention: xr.DataArray) -> xr.DataArray:
@@ -85,8 +85,8 @@ def stages(s: Stages) -> xr.Dataset:
     run = sweep(head_run(s, probes=[attention_classes, error, forms], record=record, validation=s.validation))
     data = with_kinds(run.data[["attention", "error", "forms", "loss"]].isel(head=0))
     times = {
-        "stage_1": first_below(different_step(data.attention), DIFFERENT_STEP),
-        "stage_2": first_below(1 - data.attention.isel(kind=0), 1 - RIGHT),
+        "stage_1": first_time(different_step(data.attention) <= DIFFERENT_STEP),
+        "stage_2": first_time(data.attention.isel(kind=0) >= RIGHT),
     }
     theory_times = rc.training_times(s.eta, s.alpha, s.K, s.M, DIFFERENT_STEP)
     attrs = {"eta": s.eta, "alpha": s.alpha, "K": s.K, "M": s.M, "T1": theory_times[0]}
@@ -212,16 +212,13 @@ def late(s: LongTraining) -> xr.Dataset:
     record = sorted({*range(1, 61), *log_spaced(s.steps, 80)})
     run = sweep(head_run(s, probes=[attention_classes, error], record=record, validation=s.validation))
     data = run.data[["attention", "error"]].isel(head=0)
-    times = xr.concat([first_below(data.error, level) for level in s.levels], "level").assign_coords(
-        level=list(s.levels)
-    )
-    data = with_kinds(data).assign(time=times)
+    levels = xr.DataArray(list(s.levels), dims="level", coords={"level": list(s.levels)})
+    data = with_kinds(data).assign(time=first_time(data.error <= levels))
     return data.assign_attrs(eta=s.eta, K=s.K, M=s.M)
 
 
-def _slopes(values: xr.DataArray) -> np.ndarray:
-    cut = values.sel(step=slice(200, 2000)).transpose("seed", "step")
-    return np.array([power_law(cut.step, row)[0] for row in cut.values])
+def _late_slopes(values: xr.DataArray) -> np.ndarray:
+    return slopes(values.sel(step=slice(200, 2000)), "step")
 
 
 @late.claim(
@@ -233,8 +230,8 @@ def _slopes(values: xr.DataArray) -> np.ndarray:
 )
 def late_law(ds: xr.Dataset):
     return all_of(
-        miss=between(_slopes(1 - ds.attention.isel(kind=0)), -0.65, -0.4),
-        loss=between(_slopes(ds.error), -1.3, -0.8),
+        miss=between(_late_slopes(1 - ds.attention.isel(kind=0)), -0.65, -0.4),
+        loss=between(_late_slopes(ds.error), -1.3, -0.8),
     )
 
 
@@ -245,8 +242,7 @@ def late_law(ds: xr.Dataset):
     presets=("quick", "paper"),
 )
 def eps_law(ds: xr.Dataset):
-    times = ds.time.transpose("seed", "level").values
-    return between(np.array([power_law(ds.level, row)[0] for row in times]), -1.1, -0.7)
+    return between(slopes(ds.time, "level"), -1.1, -0.7)
 
 
 @late.figure

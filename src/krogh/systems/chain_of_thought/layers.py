@@ -130,7 +130,7 @@ def plot_two_heads(ds: xr.Dataset) -> "Figure":
     "Three layers with sinusoidal positions",
     presets={
         "smoke": Deep(heads=1, positions="sinusoidal", steps=20, records=2, seeds=2),
-        "quick": Deep(heads=1, positions="sinusoidal"),
+        "quick": Deep(heads=1, positions="sinusoidal", seeds=96),
         "paper": Deep(
             M=20,
             d=30,

@@ -8,21 +8,16 @@ import xarray as xr
 
 from krogh.lab import all_of, at_least, at_most, between
 from krogh.lab.figures import COLOURS, curve_with_spread, new_figure, theory
-from krogh.lab.statistics import power_law
+from krogh.lab.times import first_time
 from krogh.probes.chain_of_thought import attention_classes
 from krogh.systems.chain_of_thought import system
-from krogh.systems.chain_of_thought.dynamics import DIFFERENT_STEP, different_step, first_below
+from krogh.systems.chain_of_thought.dynamics import DIFFERENT_STEP, different_step, slopes
 from krogh.systems.chain_of_thought.learning import SMOKE, Training, error, head_run
 from krogh.theory import reasoning_chains as rc
 from krogh.train import Reach, sweep
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-
-def slope(values: np.ndarray, times: np.ndarray) -> np.ndarray:
-    """Log-log slope of every seed's times (seed, value)."""
-    return np.array([power_law(values, row)[0] for row in times])
 
 
 # ------------------------------------------------------------------------------------------- patterns
@@ -62,7 +57,7 @@ def patterns(s: Patterns) -> xr.Dataset:
     presets=("quick", "paper"),
 )
 def linear_in_patterns(ds: xr.Dataset):
-    return between(slope(ds.M.values, ds.reached.transpose("seed", "M").values), 0.85, 1.15)
+    return between(slopes(ds.reached, "M"), 0.85, 1.15)
 
 
 @patterns.figure
@@ -107,8 +102,8 @@ def first_stage(s: Stage1) -> xr.Dataset:
         data = sweep(head_run(s, probes=[attention_classes, error], **settings), **axes).data.isel(head=0)
         return xr.Dataset(
             {
-                "stage_1": first_below(different_step(data.attention), DIFFERENT_STEP),
-                "reached": first_below(data.error, s.level),
+                "stage_1": first_time(different_step(data.attention) <= DIFFERENT_STEP),
+                "reached": first_time(data.error <= s.level),
             }
         )
 
@@ -126,15 +121,15 @@ def first_stage(s: Stage1) -> xr.Dataset:
     presets=("quick", "paper"),
 )
 def first_stage_bounds(ds: xr.Dataset):
-    K, alpha = ds.stage_1_K.transpose("seed", "K"), ds.stage_1_alpha.transpose("seed", "alpha")
+    K, alpha = ds.stage_1_K, ds.stage_1_alpha
     return all_of(
         **{f"K {a} to {b}": at_least(K.sel(K=b) - K.sel(K=a), 0.0, over="seed") for a, b in _pairs(ds.K.values)},
-        slope_K=at_most(slope(ds.K.values, K.values), 3.0),
+        slope_K=at_most(slopes(K, "K"), 3.0),
         **{
             f"alpha {a} to {b}": at_least(alpha.sel(alpha=a) - alpha.sel(alpha=b), 0.0, over="seed")
             for a, b in _pairs(ds.alpha.values)
         },
-        slope_alpha=at_least(slope(ds.alpha.values, alpha.values), -2.0),
+        slope_alpha=at_least(slopes(alpha, "alpha"), -2.0),
     )
 
 
@@ -151,7 +146,7 @@ def _pairs(values: np.ndarray) -> list[tuple]:
     "whatever its step. (7.15) is an upper bound.",
 )
 def printed_factor(ds: xr.Dataset):
-    return between(slope(ds.K.values, ds.reached_K.transpose("seed", "K").values), 0.85, 1.15)
+    return between(slopes(ds.reached_K, "K"), 0.85, 1.15)
 
 
 @first_stage.figure

@@ -49,7 +49,7 @@ def _run(configuration: Configuration, n: int, k: int, steps: int, name: str, **
     data = sweep(parity_run(configuration, n, k, steps, **settings)).data
     diverged = data.status == "diverged"
     data = data[["accuracy", "hinge_error", "loss", "reached", "steps_used"]].assign(diverged=diverged)
-    data = data.assign(t_55=first_time(data.accuracy, 0.55), budget=steps)
+    data = data.assign(t_55=first_time(data.accuracy >= 0.55), budget=steps)
     return data.sel(step=slice(0, int(data.steps_used.max()))).expand_dims(case=[name])
 
 

@@ -56,8 +56,8 @@ def samples(s: Samples) -> xr.Dataset:
     )
     data = sweep(grid, samples=s.samples, weight_decay=s.weight_decay).data
     data = data[["accuracy", "train_accuracy", "status"]].rename(accuracy="test_accuracy")
-    data["fits"] = first_time(data.train_accuracy, 0.995)
-    data["generalises"] = first_time(data.test_accuracy, 0.99)
+    data["fits"] = first_time(data.train_accuracy >= 0.995)
+    data["generalises"] = first_time(data.test_accuracy >= 0.99)
     return data.assign_attrs(threshold=samples_needed(s.n, s.k), steps=s.steps)
 
 

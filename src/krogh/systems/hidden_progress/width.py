@@ -161,7 +161,7 @@ def width(s: Width) -> xr.Dataset:
                 validation=s.validation,
                 networks=False,
             ).data
-            time[row, column] = first_time(data.accuracy, 0.55, consecutive=10) if narrow else data.reached
+            time[row, column] = first_time(data.accuracy >= 0.55, consecutive=10) if narrow else data.reached
             best[row, column] = data.accuracy.max("step")
     search = [[RandomSearch(n, s.k, copies=r).mean for r in s.widths] for n in s.sizes]
     return xr.Dataset(

@@ -21,7 +21,7 @@ from krogh.train import sweep
 def _times(s: Training, task=None, **axes) -> xr.DataArray:
     """First step whose batch has a loss below 0.05, inf where the budget ran out."""
     loss = sweep(training(s, task, every=1, networks=False), **axes).data.loss
-    return first_time(-loss, -0.05)
+    return first_time(loss <= 0.05)
 
 
 def _slope(x) -> object:
@@ -116,7 +116,7 @@ def step_law(s: Exponents) -> xr.Dataset:
         "by_delta": _times(s, delta=s.deltas),
         "by_M1": xr.concat(by_M1, "M1"),
     }
-    return xr.Dataset({name: times.drop_vars("step") for name, times in found.items()})
+    return xr.Dataset(found)
 
 
 @step_law.claim(

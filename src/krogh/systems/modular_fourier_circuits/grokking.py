@@ -100,7 +100,7 @@ def curves(s: Grokking) -> xr.Dataset:
             networks=False,
         )
         ds = run.data[["accuracy", "seen_accuracy"]]
-        seen, held_out = first_time(ds.seen_accuracy, SEEN), first_time(ds.accuracy, HELD_OUT)
+        seen, held_out = first_time(ds.seen_accuracy >= SEEN), first_time(ds.accuracy >= HELD_OUT)
         finite = np.isfinite(seen)
         at = ds.accuracy.sel(step=seen.where(finite, 0)).drop_vars("step").where(finite)
         ds = ds.assign(seen_time=seen, held_out_time=held_out, gap=1 - at)

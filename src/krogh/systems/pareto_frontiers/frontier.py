@@ -84,7 +84,7 @@ def grid(s: Grid) -> xr.Dataset:
     data = sweep(cells, m=s.samples, s=s.sparsities, width=s.widths).data
     data = data.assign(
         success=data.status == "reached",
-        fitted=first_time(data.sample_accuracy, 1.0),
+        fitted=first_time(data.sample_accuracy >= 1),
     )
     kept = ["accuracy", "sample_accuracy", "success", "reached", "fitted", "steps_used"]
     limits = {"least_samples": samples_needed(s.n, s.k), "query_cost": statistical_query_cost(s.n, s.k)}

@@ -3,10 +3,10 @@
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import xarray as xr
 
 from krogh.errors import check_choice
+from krogh.lab.times import first_time
 from krogh.nn.decoder import CausalTransformer
 from krogh.tasks.markov import MarkovChains
 from krogh.train import Adam, Run, train
@@ -67,13 +67,8 @@ def plateau(ds: xr.Dataset) -> xr.DataArray:
     return (nearest(ds) == UNIGRAM) & (abs(ds.kl / ds.level.isel(strategy=UNIGRAM) - 1) <= 0.3)
 
 
-def first_step(met: xr.DataArray) -> xr.DataArray:
-    """The first recorded step at which something is met; inf if it never is."""
-    return met.step.where(met, np.inf).min("step")
-
-
 def transition(ds: xr.Dataset) -> xr.DataArray:
     """The first recorded step at which bigrams are nearer than unigrams, after these have been the nearest."""
     seen = (nearest(ds) == UNIGRAM).cumsum("step") > 0
     nearer = ds.kl_to.isel(strategy=BIGRAM) < ds.kl_to.isel(strategy=UNIGRAM)
-    return first_step(nearer & seen)
+    return first_time(nearer & seen)

@@ -8,11 +8,12 @@ import xarray as xr
 
 from krogh.lab import all_of, at_least, at_most, every
 from krogh.lab.figures import COLOURS, curve_with_spread, new_figure
+from krogh.lab.times import first_time
 from krogh.nn.minimal_induction import MinimalInduction, MinimalInductionNetwork
 from krogh.probes.basic import probe
 from krogh.probes.markov import OnOtherChains, divergences, even_odd
 from krogh.systems.statistical_induction_heads import system
-from krogh.systems.statistical_induction_heads.learning import BIGRAM, UNIGRAM, first_step, nearest
+from krogh.systems.statistical_induction_heads.learning import BIGRAM, UNIGRAM, nearest
 from krogh.systems.statistical_induction_heads.transformer import draw_distances, draw_losses
 from krogh.tasks.markov import MarkovChains, doubly_stochastic, unigrams
 from krogh.theory.markov import STRATEGIES
@@ -93,7 +94,7 @@ def reaches_bigrams(ds: xr.Dataset):
     end = ds.isel(step=-1)
     diagonal, rest = _diagonal(end)
     index = xr.apply_ufunc(even_odd, ds.lags, input_core_dims=[["place"]])
-    reached = first_step(ds.kl < 0.5 * level)
+    reached = first_time(ds.kl < 0.5 * level)
     streak = ((index > 0) & (ds.step < reached)).rolling(step=5).sum().max("step")
     return all_of(
         half=at_most(end.kl / level, 0.5, over="seed"),
@@ -111,8 +112,8 @@ def reaches_bigrams(ds: xr.Dataset):
 )
 def second_layer_first(ds: xr.Dataset):
     diagonal, rest = _diagonal(ds)
-    match = first_step((diagonal > 2 * rest) & (ds.step > 0))
-    lags = first_step(ds.lags.sel(place=2) > 1.5 * ds.lags.sel(place=1))
+    match = first_time((diagonal > 2 * rest) & (ds.step > 0))
+    lags = first_time(ds.lags.sel(place=2) > 1.5 * ds.lags.sel(place=1))
     return every(match < lags, over="seed")
 
 

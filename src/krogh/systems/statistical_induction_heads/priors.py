@@ -8,13 +8,13 @@ import xarray as xr
 
 from krogh.lab import all_of, at_least, at_most
 from krogh.lab.figures import COLOURS, curve_with_spread, new_figure, theory
+from krogh.lab.times import first_time
 from krogh.probes.markov import OnOtherChains, divergences
 from krogh.systems.statistical_induction_heads import system
 from krogh.systems.statistical_induction_heads.learning import (
     BIGRAM,
     UNIFORM,
     UNIGRAM,
-    first_step,
     nearest,
     on_chains,
     transformer,
@@ -77,7 +77,7 @@ def signal(s: Signal) -> xr.Dataset:
 def _halfway(ds: xr.Dataset) -> xr.DataArray:
     """Doubly stochastic sequences until the KL on such chains is halfway from the uniform to the bigram level."""
     middle = (ds.level_doubly.isel(strategy=UNIFORM) + ds.level_doubly.isel(strategy=BIGRAM)).mean("step") / 2
-    return first_step(ds.kl_doubly < middle)
+    return first_time(ds.kl_doubly < middle)
 
 
 @signal.claim(

@@ -9,13 +9,13 @@ import xarray as xr
 
 from krogh.lab import all_of, at_least, at_most, every, share_at_least
 from krogh.lab.figures import COLOURS, curve_with_spread, new_figure, reported, theory
+from krogh.lab.times import first_time
 from krogh.probes.markov import OnOtherChains, divergences, even_odd, induction_scores, positional_weights
 from krogh.systems.statistical_induction_heads import system
 from krogh.systems.statistical_induction_heads.learning import (
     BIGRAM,
     UNIFORM,
     UNIGRAM,
-    first_step,
     nearest,
     on_chains,
     plateau,
@@ -99,7 +99,7 @@ def _level(ds: xr.Dataset, strategy: int) -> xr.DataArray:
 def _fall(ds: xr.Dataset) -> xr.DataArray:
     """Steps that the fall from 0.8 to 0.3 of the plateau's KL takes; inf if it is not complete."""
     height = ds.kl.where(plateau(ds)).median("step")
-    begins, ends = (first_step((ds.kl < part * height) & (ds.step > 0)) for part in (0.8, 0.3))
+    begins, ends = (first_time((ds.kl < part * height) & (ds.step > 0)) for part in (0.8, 0.3))
     return ends - begins
 
 

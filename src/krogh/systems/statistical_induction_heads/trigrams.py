@@ -8,13 +8,13 @@ import xarray as xr
 
 from krogh.lab import all_of, at_least, at_most, every
 from krogh.lab.figures import new_figure
+from krogh.lab.times import first_time
 from krogh.probes.markov import divergences
 from krogh.systems.statistical_induction_heads import system
 from krogh.systems.statistical_induction_heads.learning import (
     BIGRAM,
     TRIGRAM,
     UNIGRAM,
-    first_step,
     nearest,
     on_chains,
     transformer,
@@ -70,7 +70,7 @@ def grams(s: Grams) -> xr.Dataset:
 )
 def four_stages(ds: xr.Dataset):
     many, one = ds.sel(heads=3), ds.sel(heads=1)
-    times = [first_step(nearest(many) == strategy) for strategy in (UNIGRAM, BIGRAM, TRIGRAM)]
+    times = [first_time(nearest(many) == strategy) for strategy in (UNIGRAM, BIGRAM, TRIGRAM)]
     ordered = (times[0] < times[1]) & (times[1] < times[2]) & np.isfinite(times[2])
     last = one.kl.isel(step=-1) / one.level.isel(strategy=BIGRAM, step=0)
     return all_of(

@@ -9,6 +9,7 @@ import xarray as xr
 
 from krogh.lab import all_of, at_least, share_at_least
 from krogh.lab.figures import COLOURS, new_figure, reported
+from krogh.lab.times import first_time
 from krogh.nn.bit_transformer import OneLayerTransformer
 from krogh.probes.basic import accuracy
 from krogh.systems.variable_creation import system
@@ -60,14 +61,9 @@ def parities(s: Parities) -> xr.Dataset:
     return sweep(run, n=s.contexts).data[["loss", "accuracy"]].rename(n="T")
 
 
-def _first_below(loss: xr.DataArray, level: float) -> xr.DataArray:
-    """The first step with a loss below the level, inf if there is none."""
-    return loss.step.where(loss < level, np.inf).min("step")
-
-
 def _plateau(loss: xr.DataArray) -> xr.DataArray:
     """Share of the time before the first loss < .1 that it is within .01 of ln 2, for the seeds that get there."""
-    ends = _first_below(loss, 0.1)
+    ends = first_time(loss < 0.1)
     flat = (abs(loss - math.log(2)) <= 0.01).where(loss.step < ends).mean("step")
     return flat.where(np.isfinite(ends)).dropna("seed")
 
@@ -82,7 +78,7 @@ def _plateau(loss: xr.DataArray) -> xr.DataArray:
 def sudden(ds: xr.Dataset):
     loss = ds.loss.sel(T=10).isel(step=slice(1, None))
     return all_of(
-        learned=share_at_least(_first_below(loss, 0.05) <= 3000, 0.8, over="seed"),
+        learned=share_at_least(first_time(loss < 0.05) <= 3000, 0.8, over="seed"),
         plateau=at_least(_plateau(loss), 0.6, over="seed"),
     )
 
@@ -106,7 +102,7 @@ def plateau_first(ds: xr.Dataset):
     presets=("paper",),
 )
 def longer(ds: xr.Dataset):
-    return share_at_least(np.isfinite(_first_below(ds.loss.sel(T=15), 0.05)), 0.8, over="seed")
+    return share_at_least(np.isfinite(first_time(ds.loss.sel(T=15) < 0.05)), 0.8, over="seed")
 
 
 @parities.figure
@@ -116,7 +112,7 @@ def plot_parities(ds: xr.Dataset) -> "Figure":
         cell = ds.loss.sel(T=T)
         ax.plot(ds.step, cell.transpose("step", "seed"), color=COLOURS[0], alpha=0.5, linewidth=0.7)
         reported(ax, math.log(2), "chance")
-        learned = np.isfinite(_first_below(cell, 0.05)).mean()
+        learned = np.isfinite(first_time(cell < 0.05)).mean()
         ax.set(xlabel="iteration", title=f"T = {T}: {float(learned):.0%} of {ds.sizes['seed']} seeds learn")
     axes[0, 0].set_ylabel("training loss")
     axes[0, 0].legend()
