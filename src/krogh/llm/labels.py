@@ -38,16 +38,17 @@ def label_scores(
 ) -> np.ndarray:
     """log p(word | context, query), (queries, words); with copies of the model theirs first, (copies + 1, …).
 
-    The context is read once, and its keys serve all queries. Queries are padded on the right: no token sees what
-    comes after it, so that padding changes nothing.
+    What all prompts begin with is read once, and its keys serve every query. Queries are padded on the right: no token
+    sees what comes after it, so that padding changes nothing.
     """
     check_model(model)
     if not queries:
         raise InputError("there is nothing to ask: give at least one query.")
-    prefix = tokenizer.encode(context) if context else []
-    rows = [tokenizer.encode(query, add_special_tokens=not prefix) for query in queries]
-    labels = [continuation(tokenizer, queries[0], f" {word}") for word in words]
-    check_prompt(model, len(prefix) + max(map(len, rows)) + max(map(len, labels)) - 1)
+    rows = [tokenizer.encode(context + query) for query in queries]
+    labels = [continuation(tokenizer, context + queries[0], f" {word}") for word in words]
+    check_prompt(model, max(map(len, rows)) + max(map(len, labels)) - 1)
+    prefix = _common(rows) if context else []
+    rows = [row[len(prefix) :] for row in rows]
     cache = None
     if prefix:
         cache = model.model(torch.tensor([prefix], device=model.device), use_cache=True).past_key_values
@@ -61,6 +62,13 @@ def label_scores(
                 if tuple(label[:-1]) == head:
                     scores[:, some, column] = log_p[:, :, range(len(label)), label].sum(-1).cpu()
     return scores if copies else scores[0]
+
+
+def _common(rows: list[list[int]]) -> list[int]:
+    """What all rows begin with; of each at least the last token is left."""
+    shortest = min(map(len, rows)) - 1
+    same = [len({row[i] for row in rows}) == 1 for i in range(shortest)]
+    return rows[0][: same.index(False) if False in same else shortest]
 
 
 def _next(
@@ -91,6 +99,14 @@ def padded(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[torch.T
     return ids.to(device), torch.tensor([len(row) for row in rows], device=device)
 
 
+def pieces(tokenizer: Any, parts: Sequence[str]) -> list[list[int]]:
+    """The tokens of a text by the part of it in which they begin."""
+    made = tokenizer("".join(parts), return_offsets_mapping=True)
+    ends = np.cumsum([len(part) for part in parts])
+    where = np.searchsorted(ends, [start for start, _ in made["offset_mapping"]], side="right")
+    return [[token for token, at in zip(made["input_ids"], where, strict=True) if at == k] for k in range(len(parts))]
+
+
 @contextmanager
 def eager(model: Any) -> Iterator[None]:
     """The model computes its attention matrices openly inside, and as before afterwards."""
@@ -106,8 +122,8 @@ def eager(model: Any) -> Iterator[None]:
 def last_row(model: Any, prompts: Sequence[Sequence[Sequence[int]]], batch: int = 32) -> tuple[np.ndarray, np.ndarray]:
     """The attention of a prompt's last token on the parts of the prompt: (norm, mass), each (prompts, layers, parts).
 
-    A prompt is its parts in order, each a list of tokens. norm = sqrt(Σ_heads Σ_j A[h, n, j]²) over the positions j of
-    a part (000 §5.6.2), mass = mean over heads of Σ_j A[h, n, j].
+    A prompt is its parts in order, each a list of tokens (`pieces`). norm = sqrt(Σ_heads Σ_j A[h, n, j]²) over the
+    positions j of a part (000 §5.6.2), mass = mean over heads of Σ_j A[h, n, j].
     """
     check_model(model)
     norms, masses = [], []
