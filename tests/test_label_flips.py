@@ -356,6 +356,7 @@ def test_label_bias_is_removed_by_the_median():
     [
         (["models=/nowhere/at/all"], "no weights at /nowhere/at/all"),
         (["models="], "no models are given"),
+        (["tasks="], "must each hold at least one value"),
         (["tasks=question"], "did you mean 'questions'"),
         (["dtype=float64"], "unknown dtype 'float64'"),
         (["device=tpu0"], "device 'tpu0'"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -44,10 +45,11 @@ def label_scores(
     check_model(model)
     if not queries:
         raise InputError("there is nothing to ask: give at least one query.")
-    rows = [tokenizer.encode(context + query) for query in queries]
+    rows: list[list[int]] = tokenizer([context + query for query in queries])["input_ids"]
     labels = [continuation(tokenizer, context + queries[0], f" {word}") for word in words]
     check_prompt(model, max(map(len, rows)) + max(map(len, labels)) - 1)
-    prefix = _common(rows) if context else []
+    # of every prompt at least the last token is left to be read
+    prefix = os.path.commonprefix(rows)[: min(map(len, rows)) - 1] if context else []
     rows = [row[len(prefix) :] for row in rows]
     cache = None
     if prefix:
@@ -62,13 +64,6 @@ def label_scores(
                 if tuple(label[:-1]) == head:
                     scores[:, some, column] = log_p[:, :, range(len(label)), label].sum(-1).cpu()
     return scores if copies else scores[0]
-
-
-def _common(rows: list[list[int]]) -> list[int]:
-    """What all rows begin with; of each at least the last token is left."""
-    shortest = min(map(len, rows)) - 1
-    same = [len({row[i] for row in rows}) == 1 for i in range(shortest)]
-    return rows[0][: same.index(False) if False in same else shortest]
 
 
 def _next(

@@ -100,6 +100,8 @@ def label_accuracy(s: Language) -> xr.Dataset:
     `calibrated`: accuracy with the label bias removed, that is with the median of log p(word 1) - log p(word 0) over
     the sentences asked (half of each class) as the threshold.
     """
+    if not (s.tasks and s.flips and s.noises):
+        raise InputError("tasks, flips and noises must each hold at least one value.")
     texts = {task: _texts(task, s.longest) for task in s.tasks}
     return _each(s, lambda number: _accuracy(s, number, texts))
 
