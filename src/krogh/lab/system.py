@@ -219,11 +219,14 @@ def _read(text: str, hint: Any) -> Any:
 
 
 def _items(text: str) -> list[str]:
-    """The top-level items of `1,2`, `(1, 2)` or `[(1, 2), (3, 4)]`, as texts."""
+    """The top-level items of `1,2`, `(1, 2)`, `[(1, 2), (3, 4)]` or `/one/path,/another`, as texts."""
     if not text:
         return []
     source = text if text[0] in "([" else f"({text},)"
-    tree = ast.parse(source, mode="eval").body
+    try:
+        tree = ast.parse(source, mode="eval").body
+    except SyntaxError:  # paths of files, for example
+        return [item.strip() for item in text.split(",")]
     nodes = tree.elts if isinstance(tree, (ast.Tuple, ast.List)) else [tree]
     quoted = [isinstance(node, ast.Constant) and isinstance(node.value, str) for node in nodes]
     texts = [ast.get_source_segment(source, node) or "" for node in nodes]
