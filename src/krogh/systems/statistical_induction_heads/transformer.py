@@ -278,7 +278,7 @@ def plot_maps(ds: xr.Dataset) -> "Figure":
     "The transformer with two symbols, at home and on other chains",
     presets={
         "smoke": replace(SMOKE, k=2),
-        "quick": Stages(k=2, dropout=0.0, steps=1000, validation=512, seeds=8),
+        "quick": Stages(k=2, dropout=0.0, steps=1000, validation=512, seeds=32),
         "paper": Stages(k=2, seeds=32),
     },
 )
@@ -292,6 +292,8 @@ def two_symbols(s: Stages) -> xr.Dataset:
     "0.9 of the uniform level there",
     source="Fig E.6 top",
     presets=("quick", "paper"),
+    finding="The second number falls along the plateau, from 0.98 of the uniform level to 0.77 near the transition; "
+    "the median over a seed's records is 0.897 with a spread of 0.022 over 32 seeds, at the bound.",
 )
 def elsewhere(ds: xr.Dataset):
     return _elsewhere(ds)
