@@ -180,7 +180,7 @@ def plot_stages(ds: xr.Dataset) -> "Figure":
         curve_with_spread(left, ds.attention.isel(kind=i), label=KINDS[i], color=colour)
         curve_with_spread(right, ds.forms.isel(kind=i), color=colour)
     for ax in (left, right):
-        ax.axvline(float(ds.stage_1.median()), color="black", linestyle="--", linewidth=1, label="end of stage 1")
+        ax.axvline(float(ds.stage_1.median()), ymax=0.7, color="black", ls="--", lw=1, label="end of stage 1")
         ax.set(xscale="symlog", xlabel=f"step t (η = {ds.attrs['eta']:g})", xlim=(0, None))
     left.plot(0, ds.attrs["initial"], "k*", label="α/K")
     left.set(ylabel="attention", ylim=(-0.02, 1.45), title="reported: red, yellow → 0, then blue → 1")

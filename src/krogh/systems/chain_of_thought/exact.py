@@ -94,9 +94,9 @@ def plot_example(ds: xr.Dataset) -> "Figure":
         [r"$B$ row 1", ".56 .44"],
         [r"$B$ row 2", ".64 .36"],
         ["τ", ".36"],
-        ["τ_o", ".56"],
+        ["$τ_o$", ".56"],
         ["ρ", "–"],
-        ["ρ_o", "–"],
+        ["$ρ_o$", "–"],
     ]
     ours = [*(" ".join(f"{b:.2f}"[1:] for b in row) for row in ds.B.values)]
     ours += [f"{float(ds[name]):.4g}" for name in ("tau", "tau_o", "rho", "rho_o")]

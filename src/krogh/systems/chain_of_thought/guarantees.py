@@ -109,7 +109,7 @@ def plot_span(ds: xr.Dataset) -> "Figure":
                 theory(ax, ds.length, one.cot_vote.mean("seed"), "vote with perfect attention")
         ax.set(xlabel="test examples $l_{ts}$", title=f"α' = {alpha:g}", ylim=(-0.02, 1.02))
     axes[0].set_ylabel("CoT error")
-    axes[0].legend(loc="center")
+    axes[-1].legend(loc="upper right")
     return figure
 
 
@@ -197,8 +197,10 @@ def plot_bound(ds: xr.Dataset) -> "Figure":
     for i in range(ds.sizes["case"]):
         one = ds.isel(case=i)
         curve_with_spread(left, one.cot, x="length", color=COLOURS[i % 8], linewidth=0.8)
-    left.axhline(level, color="0.5", linestyle=":", linewidth=1)
-    left.set(xscale="log", xlabel="test examples $l_{ts}$", ylabel="CoT error", ylim=(0, 0.7))
+    left.axhline(level, color="0.5", linestyle=":", linewidth=1, label=f"error {level:g}")
+    left.set(xscale="log", xlabel="test examples $l_{ts}$", ylabel="CoT error", ylim=(0, None))
+    left.set_title("one curve for each α', τ, ρ (median, 10–90 %)")
+    left.legend()
     ours = shortest(ds.cot.transpose("seed", "case", "length").values, ds.length.values, level)
     vote = shortest(ds.cot_vote.transpose("seed", "case", "length").values, ds.length.values, level)
     for alpha, marker in zip(np.unique(ds.alpha), "os^", strict=False):

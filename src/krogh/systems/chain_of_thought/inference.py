@@ -145,6 +145,9 @@ def _falls(ds: xr.Dataset, error: str, length: int = 10) -> dict[str, Verdict]:
     return parts
 
 
+SYMBOLS = {"alpha": "α'", "tau": "τ", "rho": "ρ", "tau_o": "$τ_o$", "rho_o": "$ρ_o$"}
+
+
 def _draw_panels(ds: xr.Dataset, error: str, names: dict[str, str], reported: str) -> "Figure":
     figure, axes = new_figure(3, size=(8.6, 2.7), sharey=True)
     for ax, (varied, shown) in zip(axes, names.items(), strict=True):
@@ -155,10 +158,10 @@ def _draw_panels(ds: xr.Dataset, error: str, names: dict[str, str], reported: st
             curve_with_spread(ax, one[error], x="length", label=label, color=colour, marker="o", markersize=2.5)
             vote = one[f"{error}_vote"].mean("seed")
             theory(ax, ds.length, vote, "vote with perfect attention" if row == rows[-1] else None)
-        ax.set(xscale="log", xlabel="test examples $l_{ts}$", title=shown.replace("_", " "))
+        ax.set(xscale="log", xlabel="test examples $l_{ts}$", title=f"{SYMBOLS[shown]} varies")
         ax.set_xticks(ds.length.values, ds.length.values)
         ax.minorticks_off()
-        ax.legend(title=shown.replace("_", " "))
+        ax.legend(title=SYMBOLS[shown])
     axes[0].set(ylabel=f"{'CoT' if error == 'cot' else 'ICL'} error", ylim=(-0.02, None))
     figure.suptitle(f"reported: {reported} (values not stated)", fontsize=8)
     return figure
@@ -204,7 +207,7 @@ def cot_falls(ds: xr.Dataset):
 @cot_panels.figure
 def plot_cot_panels(ds: xr.Dataset) -> "Figure":
     names = {"alpha": "alpha", "tau": "tau", "rho": "rho"}
-    return _draw_panels(ds, "cot", names, "smaller alpha', tau or rho needs more examples")
+    return _draw_panels(ds, "cot", names, "smaller α', τ or ρ needs more examples")
 
 
 @system.experiment("fig-7.4", "In-context learning needs more examples, in tau_o and rho_o", presets=PANELS)
@@ -231,7 +234,7 @@ def icl_falls(ds: xr.Dataset):
 @icl_panels.figure
 def plot_icl_panels(ds: xr.Dataset) -> "Figure":
     names = {"alpha": "alpha", "tau": "tau_o", "rho": "rho_o"}
-    return _draw_panels(ds, "icl", names, "smaller alpha', tau_o or rho_o needs more examples")
+    return _draw_panels(ds, "icl", names, "smaller α', $τ_o$ or $ρ_o$ needs more examples")
 
 
 # ------------------------------------------------------------------------------------------- Figure 7.5

@@ -162,7 +162,7 @@ def plot_first_stage(ds: xr.Dataset) -> "Figure":
         loss = f"loss < {ds.attrs['level']:g}"
         curve_with_spread(ax, ds[f"reached_{axis}"], x=axis, marker="s", label=loss, color=COLOURS[1])
         theory(ax, ds[axis], law, "$T_1 = α^{-2}K^3 \\log(K/ε)/η$, ε = .1")
-        ax.set(xscale="log", yscale="log", xlabel=axis, ylabel=f"steps (η = {eta:g})")
+        ax.set(xscale="log", yscale="log", xlabel={"alpha": "α"}.get(axis, axis), ylabel=f"steps (η = {eta:g})")
         ax.set_xticks(ds[axis].values, [f"{v:g}" for v in ds[axis].values])
         ax.minorticks_off()
     axes[0].legend(fontsize=6)

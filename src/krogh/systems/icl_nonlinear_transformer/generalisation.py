@@ -229,9 +229,9 @@ def plot_sums(ds: xr.Dataset):
     figure, axes = new_figure(2, size=(6.2, 2.5))
     for ax, name in zip(axes, ("error", "hinge"), strict=True):
         curve_with_spread(ax, ds[name], x="S_1", marker="o", label="one layer (median, 10–90 %)")
-        reported(ax, 1.0, "sufficient: S_1 ≥ 1", axis="x")
+        reported(ax, 1.0, "sufficient: $S_1$ ≥ 1", axis="x")
         ax.set(xlabel="sum of coefficients $S_1$", ylabel=f"out-of-domain {name}")
-    reported(axes[0], 0.01, "reported: < 0.01 for S_1 ≥ 1")
+    reported(axes[0], 0.01, "reported: < 0.01 for $S_1$ ≥ 1")
     axes[0].set_yscale("symlog", linthresh=0.01)
     axes[0].set_ylim(0, None)
     axes[0].legend()
@@ -348,12 +348,12 @@ def plot_three_layers(ds: xr.Dataset):
     figure, (left, right) = new_figure(2, size=(6.8, 2.7))
     for i, K in enumerate(ds.K.values):
         curve_with_spread(left, ds.error.sel(K=K), x="S_1", label=f"K' = {K:g}", marker="o", color=COLOURS[i])
-    reported(left, 0.01, "reported: < 0.01 for S_1 ≥ 1")
+    reported(left, 0.01, "reported: < 0.01 for $S_1$ ≥ 1")
     reported(left, 1.0, None, axis="x")
     left.set(xlabel="sum of coefficients $S_1$", ylabel="out-of-domain error", title="a")
     left.set_yscale("symlog", linthresh=0.01)
     left.set_ylim(0, None)
-    left.legend()
+    left.legend(loc="lower left", fontsize=6)
     _draw_lengths(right, ds.by_length)
     right.set(title="b: query at positions it was not trained on")
     return figure
@@ -371,7 +371,8 @@ def _draw_lengths(ax, error: xr.DataArray) -> None:
         theory(ax, error.length, P0, "$P_0$ and $P_0/2$" if i == 0 else None)
         theory(ax, error.length, P0 / 2, None)
     ax.set(xlabel="examples in the prompt $l_{ts}$", ylabel="error", yscale="log", ylim=(3e-4, 1))
-    ax.legend(fontsize=5, ncols=2)
+    ax.xaxis.get_major_locator().set_params(integer=True)
+    ax.legend(fontsize=5, ncols=2, loc="upper right")
 
 
 # ------------------------------------------------------------------------------------------- Figure 6.3b

@@ -242,6 +242,8 @@ def plot_training_lengths(ds: xr.Dataset):
         found.append(_smallest(ds, error.transpose("seed", "length").values))
     reported(left, 0.05, "level of claim 22.17")
     left.set(xlabel="examples in a training prompt", ylabel="error on unseen tasks", xscale="log")
+    left.set_xticks(ds.length.values, [str(n) if n < 20 or n in (32, 64) else "" for n in ds.length.values])
+    left.minorticks_off()
     left.legend()
     right.plot(1 / ds.alpha, found, "o", label="smallest with error ≤ 0.05")
     theory(right, 1 / ds.alpha, ds.predicted, "log M1 / α, constant one")
