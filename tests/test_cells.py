@@ -9,11 +9,11 @@ from pathlib import Path
 
 from krogh.train import cells as module
 from krogh.train.cells import Cells
-from krogh.train.checkpoint import workspace
+from krogh.train.checkpoint import Checkpoint, workspace
 
 
 def test_finished_cells_are_not_computed_again(tmp_path, monkeypatch):
-    monkeypatch.setattr("krogh.train.checkpoint.SECONDS_BETWEEN_CHECKPOINTS", 0.0)
+    monkeypatch.setattr(sys.modules[Checkpoint.__module__], "SECONDS_BETWEEN_CHECKPOINTS", 0.0)
     ran, told = [], []
 
     def compute(i):
@@ -39,9 +39,9 @@ def test_a_killed_experiment_goes_on_from_its_cells(tmp_path):
     program.write_text(
         textwrap.dedent(
             """
-            import os, sys
+            import importlib, os, sys
             from pathlib import Path
-            import krogh.train.checkpoint as checkpoint
+            checkpoint = importlib.import_module("krogh.train.checkpoint")
             from krogh.train.cells import Cells
             checkpoint.SECONDS_BETWEEN_CHECKPOINTS = 0.0
             log = Path(sys.argv[2])
