@@ -446,8 +446,8 @@ def running_again(ds: xr.Dataset):
     AS_BEFORE + "GemFilter and One-Run differ by <= 3 points at the trained length; beyond it GemFilter is no more "
     "than 1 point below One-Run",
     source="Fig G.4",
-    finding="One-Run has read the whole prompt before it evicts: at the trained length that is worth more than a second "
-    "run, beyond it less",
+    finding="One-Run has read the whole prompt before it evicts: at the trained length that is worth more than a "
+    "second run, beyond it less",
 )
 def running_again_pinned(ds: xr.Dataset):
     return _running_again(ds, PINNED)
