@@ -120,6 +120,9 @@ def needle_plot(ds: xr.Dataset):
     for ax, method in zip(axes[0], ds.approach.values, strict=True):
         cells = ds.score.sel(approach=method).mean("repeat").transpose("depth", "n")
         image = ax.imshow(cells, vmin=0, vmax=11 / 12, cmap="RdYlGn", aspect="auto")
+        if cells.size <= 30:
+            for (row, column), value in np.ndenumerate(cells.values):
+                ax.text(column, row, f"{value:.2f}", ha="center", va="center", color="w" if value > 0.8 else "k")
         ax.set_xticks(range(ds.sizes["n"]), [f"{n:,}" for n in ds.n.values], rotation=60)
         ax.set_yticks(range(ds.sizes["depth"]), [f"{d:.0%}" for d in ds.depth.values])
         kept = "" if method == "full" else f"-{ds.attrs['keep']}"

@@ -530,5 +530,5 @@ def retrieval_plot(ds: xr.Dataset):
     right.set(xlabel=f"prompt length n (trained up to {length})", ylim=(-3, 103), xscale="log")
     right.set_xticks(ds.n.values, list(map(str, ds.n.values)))
     right.minorticks_off()
-    right.legend()
+    right.legend(frameon=True, framealpha=0.9, edgecolor="none")
     return fig
