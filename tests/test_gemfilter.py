@@ -398,3 +398,24 @@ def test_an_own_press_of_kvpress_is_used_at_the_ratio_that_keeps_k(model, monkey
     assert ratios == [0.75] and torch.equal(made.sequences, model.generate(ids, **GREEDY))
     with pytest.raises(InputError, match="did you mean 'KnormPress'"):
         llm.KVPress(model, "KnornPress")
+
+
+def test_the_real_kvpress_keeps_k_keys_and_the_positions_of_what_follows(any_model):
+    """On Transformers from 5.3 on as well, whose attention layers are no longer told what kvpress reads."""
+    pytest.importorskip("kvpress")
+    ids, seen = prompt(40), []
+    hook = any_model.model.layers[1].self_attn.register_forward_hook(
+        lambda _, __, named, ___: seen.append(
+            (named["past_key_values"].layers[1].keys.shape[-2], int(named["position_ids"][0, -1]))
+        ),
+        with_kwargs=True,
+    )
+    for press in ("KnormPress", "RandomPress", "StreamingLLMPress"):
+        seen.clear()
+        llm.KVPress(any_model, press, keep=10).generate(ids, max_new_tokens=3, do_sample=False)
+        assert seen[1:] == [(11, 40), (12, 41)], press
+    hook.remove()
+    whole = llm.KVPress(any_model, "KnormPress", keep=40).generate(ids, **GREEDY)
+    assert torch.equal(whole.sequences, llm.FullAttention(any_model).generate(ids, **GREEDY).sequences)
+    with pytest.raises(InputError, match="has no compression ratio"):
+        llm.KVPress(any_model, "KeyRerotationPress")

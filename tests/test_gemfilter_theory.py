@@ -7,7 +7,7 @@ from krogh import llm
 from krogh.cli import invoke
 from krogh.systems.gemfilter.cost import efficiency_fit
 from krogh.systems.gemfilter.planted import A, B, average_pool, coverage, planted_prompts, planted_scores
-from krogh.systems.gemfilter.retrieval import texts
+from krogh.systems.gemfilter.retrieval import copies, texts
 from krogh.theory.gemfilter import LLAMA, NEMO, PHI, needle_score
 
 
@@ -61,6 +61,25 @@ def test_texts_end_in_questions_whose_answers_stand_in_them():
             assert asked[0] == 1 and (asked[1:] == row[at : at + 5]).all()
     x, start = texts(11, 96, 5, 1, np.random.default_rng(0), np.linspace(0, 1, 11))
     assert (np.diff(start[:, 0])[[4, 9]] != 0).all() and (start[-1] > start[0]).all()
+
+
+def test_every_needle_is_asked_for_about_equally_often():
+    x, start = texts(50, 128, 4, 10, np.random.default_rng(0))
+    times = [[list(starts).count(at) for at in set(starts)] for starts in start]
+    assert all(len(t) == 4 and max(t) <= 3 for t in times)
+    assert all((row[-6:][1:] == row[at : at + 5]).all() for row, at in zip(x, start[:, -1], strict=True))
+
+
+def test_copies_say_everything_again_from_another_place():
+    x = copies(40, 49, np.random.default_rng(0))
+    assert x.shape == (40, 49) and (x[:, 0] == 0).all()
+    shifts = set()
+    for row in x:
+        first, again = row[1:25].tolist(), row[25:].tolist()
+        found = [k for k in range(24) if first[k:] + first[:k] == again]
+        assert len(found) == 1
+        shifts |= set(found)
+    assert len(shifts) > 10
 
 
 def test_one_efficiency_per_term_is_recovered():

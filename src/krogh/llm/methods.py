@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -356,7 +357,10 @@ class OneRun(Evicting):
 
 
 class KVPress(Method):
-    """A press of the package `kvpress`, by its name, at the ratio that leaves `keep` of the prompt's tokens."""
+    """A press of the package `kvpress`, by its name, at the ratio that leaves `keep` of the prompt's tokens.
+
+    Which tokens these are a press does not tell: `kept` holds the whole prompt.
+    """
 
     def __init__(self, model: Any, press: str = "SnapKVPress", keep: int = 1024):
         super().__init__(model, keep)
@@ -368,13 +372,35 @@ class KVPress(Method):
         if press not in presses:
             raise InputError(f"kvpress has no {press!r}{nearest(press, presses)}; it has {', '.join(presses)}.")
         self.press = getattr(package, press)
+        if "compression_ratio" not in inspect.signature(self.press).parameters:
+            raise InputError(
+                f"{press} of kvpress has no compression ratio to set; choose one that has, like SnapKVPress."
+            )
+
+    @contextmanager
+    def pressed(self, ratio: float) -> Iterator[None]:
+        """Inside, the model drops this share of a prompt's keys and values."""
+
+        def tell(_: Any, arguments: Any, named: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+            return arguments, {"cache_position": named["position_ids"][0]} | named
+
+        # kvpress 0.5 reads `cache_position`, which Transformers from 5.3 on no longer hands to attention
+        hooks = [layer.self_attn.register_forward_pre_hook(tell, with_kwargs=True) for layer in self.model.model.layers]
+        try:
+            with self.press(compression_ratio=ratio)(self.model):
+                yield
+        except AssertionError as error:
+            raise InputError(f"{self.press.__name__} of kvpress cannot be used here: {error}.") from error
+        finally:
+            for hook in hooks:
+                hook.remove()
 
     @torch.no_grad()
     def generate(self, input_ids: Tensor, attention_mask: Tensor | None = None, **options: Any) -> Generated:
         kept, news = [], []
         for ids, places in self.prompts(input_ids, attention_mask):
             ratio = max(0.0, 1 - (self.keep or len(ids)) / len(ids))
-            with self.press(compression_ratio=ratio)(self.model):
+            with self.pressed(ratio):
                 own = self.shorter(options, input_ids.shape[1] - len(ids))
                 made = self.model.generate(ids[None], attention_mask=torch.ones_like(ids)[None], **own)
             news += list(_sequences(made)[:, len(ids) :])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,6 +12,7 @@ import xarray as xr
 
 from krogh.lab.figures import COLOURS, new_figure, reported
 from krogh.systems.gemfilter import system
+from krogh.train.cells import Cells
 
 STAND_IN = "SmolLM2-135M-Instruct for the three models, novels of Project Gutenberg for the essays"
 
@@ -73,32 +76,38 @@ def method_of(name: str, model: Any, layer: int, keep: int) -> Any:
 )
 def needle(s: Needle) -> xr.Dataset:
     from krogh import llm
-    from krogh.train.checkpoint import current_workspace
 
     model, tokenizer = llm.load(s.model, s.device)
-    text, progress = novel(), current_workspace().progress
-    grid = (len(s.methods), len(s.lengths), len(s.depths), s.repeats)
-    score, covered = np.zeros(grid), np.full(grid[1:], np.nan)
-    answers = np.empty(grid, object)
-    for column, n in enumerate(s.lengths):
-        for row, depth in enumerate(s.depths):
-            for i in range(s.repeats):
-                prompt = llm.haystack(tokenizer, text[40_000 * (i + 1) :], n, depth, chat=s.chat)
-                ids = prompt.input_ids.to(model.device)
-                for m, name in enumerate(s.methods):
-                    method = method_of(name, model, s.layer, s.keep)
-                    made = method.generate(ids, max_new_tokens=s.tokens, do_sample=False)
-                    answer = tokenizer.decode(made.new_tokens[0], skip_special_tokens=True)
-                    answers[m, column, row, i] = answer
-                    score[m, column, row, i] = llm.needle_score(answer)
-                    if name == "gemfilter":
-                        covered[column, row, i] = np.isin(list(prompt.answer), made.kept[0].cpu().numpy()).mean()
-                if progress:
-                    done = (column * len(s.depths) + row) * s.repeats + i + 1
-                    progress(f"n = {n}, depth {depth:.0%}", done, np.prod(grid[1:]), 0.0)
+    text = novel()
     dims = ("n", "depth", "repeat")
+    grid = tuple(itertools.product(enumerate(s.lengths), enumerate(s.depths), range(s.repeats)))
+    sizes = (len(s.lengths), len(s.depths), s.repeats)
+    score, answers = np.zeros((len(s.methods), *sizes)), np.empty((len(s.methods), *sizes), object)
+    covered, last = np.full(sizes, np.nan), np.zeros(sizes, bool)
+    cells = Cells(len(s.methods) * len(grid))
+
+    def answer(name: str, n: int, depth: float, i: int) -> tuple[str, float, bool]:
+        """What the method says, the share of the needle it has kept, and whether it has kept the last token."""
+        prompt = llm.haystack(tokenizer, text[40_000 * (i + 1) :], n, depth, chat=s.chat)
+        ids = prompt.input_ids.to(model.device)
+        made = method_of(name, model, s.layer, s.keep).generate(ids, max_new_tokens=s.tokens, do_sample=False)
+        kept = made.kept[0].cpu().numpy()
+        said = tokenizer.decode(made.new_tokens[0], skip_special_tokens=True)
+        return said, float(np.isin(list(prompt.answer), kept).mean()), ids.shape[1] - 1 in kept
+
+    for (column, n), (row, depth), i in grid:
+        for m, name in enumerate(s.methods):
+            said, share, has_last = cells((name, n, depth, i), partial(answer, name, n, depth, i))
+            answers[m, column, row, i], score[m, column, row, i] = said, llm.needle_score(said)
+            if name == "gemfilter":
+                covered[column, row, i], last[column, row, i] = share, has_last
     return xr.Dataset(
-        {"score": (("approach", *dims), score), "covered": (dims, covered), "answer": (("approach", *dims), answers)},
+        {
+            "score": (("approach", *dims), score),
+            "covered": (dims, covered),
+            "last_token_kept": (dims, last),
+            "answer": (("approach", *dims), answers),
+        },
         coords={"approach": list(s.methods), "n": list(s.lengths), "depth": list(s.depths)},
         attrs={"keep": s.keep, "layer": s.layer},
     )
@@ -111,6 +120,9 @@ def needle_plot(ds: xr.Dataset):
     for ax, method in zip(axes[0], ds.approach.values, strict=True):
         cells = ds.score.sel(approach=method).mean("repeat").transpose("depth", "n")
         image = ax.imshow(cells, vmin=0, vmax=11 / 12, cmap="RdYlGn", aspect="auto")
+        if cells.size <= 30:
+            for (row, column), value in np.ndenumerate(cells.values):
+                ax.text(column, row, f"{value:.2f}", ha="center", va="center", color="w" if value > 0.8 else "k")
         ax.set_xticks(range(ds.sizes["n"]), [f"{n:,}" for n in ds.n.values], rotation=60)
         ax.set_yticks(range(ds.sizes["depth"]), [f"{d:.0%}" for d in ds.depth.values])
         kept = "" if method == "full" else f"-{ds.attrs['keep']}"
@@ -149,25 +161,34 @@ def distance(s: Distance) -> xr.Dataset:
     from krogh.llm.layers import top
 
     model, tokenizer = llm.load(s.model, s.device)
-    text, m = novel(), len(model.model.layers)
+    text, m, cells = novel(), len(model.model.layers), Cells(s.prompts + 1)
     gap, covered = np.zeros((s.prompts, len(s.keeps), m)), np.zeros((s.prompts, len(s.keeps), m))
-    dots = np.zeros((m, s.length), bool)
-    snap = np.zeros((m, s.length))
-    answer = range(0)
+    dots, snap = np.zeros((m, s.length), bool), np.zeros((m, s.length))
+    most = s.keeps[-1]
+
+    def prompt(i: int) -> Any:
+        return llm.haystack(tokenizer, text[40_000 * (i + 1) :], s.length, s.depth)
+
+    def kept(i: int) -> list[np.ndarray]:
+        scores = llm.layer_scores(model, prompt(i).input_ids)
+        return [top(scores, keep).cpu().numpy() for keep in s.keeps]
+
+    def evicted() -> np.ndarray:
+        ids = prompt(0).input_ids[0].to(model.device)
+        sets = llm.SnapKV(model, most, min(32, most // 4)).prefill(ids)[2]
+        assert sets is not None
+        return sets.cpu().numpy()
+
     for i in range(s.prompts):
-        prompt = llm.haystack(tokenizer, text[40_000 * (i + 1) :], s.length, s.depth)
-        scores = llm.layer_scores(model, prompt.input_ids)
-        for j, keep in enumerate(s.keeps):
-            kept = top(scores, keep).cpu().numpy()
-            away = np.abs(kept[:, :, None] - np.array(prompt.answer)).min(1)
+        sets = cells(f"prompt {i + 1}", partial(kept, i))
+        for j, chosen in enumerate(sets):
+            away = np.abs(chosen[:, :, None] - np.array(prompt(i).answer)).min(1)
             gap[i, j], covered[i, j] = away.min(1), (away == 0).mean(1)
-            if i == 0 and j == len(s.keeps) - 1:
-                np.put_along_axis(dots, kept, True, axis=1)
-                answer = prompt.answer
-                sets = llm.SnapKV(model, keep, min(32, keep // 4)).prefill(prompt.input_ids[0].to(model.device))[2]
-                assert sets is not None
-                for layer, chosen in enumerate(sets.cpu().numpy()):
-                    snap[layer] = np.bincount(chosen.ravel(), minlength=s.length)
+        if i == 0:
+            np.put_along_axis(dots, sets[-1], True, axis=1)
+    for layer, chosen in enumerate(cells("snapkv", evicted)):
+        snap[layer] = np.bincount(chosen.ravel(), minlength=s.length)
+    answer = prompt(0).answer
     found = covered[:, -1].mean(0)
     union = snap > 0
     overlap = (dots & union).sum(1) / (dots | union).sum(1)
@@ -297,17 +318,19 @@ def longbench(s: Tasks) -> xr.Dataset:
     tasks = long_tasks(tokenizer, s.length, s.examples)
     names = list(dict.fromkeys(task for task, *_ in tasks))
     score = np.zeros((len(s.methods), len(names), s.examples))
-    seen = dict.fromkeys(names, 0)
-    for task, prompt, right, tokens in tasks:
+    cells = Cells(len(tasks) * len(s.methods))
+
+    def answer(name: str, prompt: Any, tokens: int) -> str:
         ids = prompt.input_ids.to(model.device)
+        made = method_of(name, model, s.layer, s.keep).generate(ids, max_new_tokens=tokens, do_sample=False)
+        return tokenizer.decode(made.new_tokens[0], skip_special_tokens=True)
+
+    for i, (task, prompt, right, tokens) in enumerate(tasks):
+        wanted, example = set(right.lower().split()), i // len(names)
         for m, name in enumerate(s.methods):
-            made = method_of(name, model, s.layer, s.keep).generate(ids, max_new_tokens=tokens, do_sample=False)
-            answer = tokenizer.decode(made.new_tokens[0], skip_special_tokens=True)
-            wanted = set(right.lower().split())
-            score[m, names.index(task), seen[task]] = len(wanted & set(answer.lower().replace(".", " ").split())) / len(
-                wanted
-            )
-        seen[task] += 1
+            said = cells((task, example, name), partial(answer, name, prompt, tokens))
+            found = wanted & set(said.lower().replace(".", " ").split())
+            score[m, names.index(task), example] = len(found) / len(wanted)
     return xr.Dataset(
         {"score": (("approach", "task", "example"), score)},
         coords={"approach": list(s.methods), "task": names},
