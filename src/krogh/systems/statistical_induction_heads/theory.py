@@ -325,7 +325,8 @@ def plot_first_step(ds: xr.Dataset) -> "Figure":
     c, lr = ds.attrs["c"], ds.attrs["lr"]
     shown = left.imshow(c + lr * ds.match_step, cmap="Blues", vmin=0)
     for (i, j), value in np.ndenumerate((c + lr * ds.match_step).values):
-        left.text(j, i, f"{value:.4f}", ha="center", va="center", fontsize=7)
+        ink = "white" if 2 * value > shown.get_clim()[1] else "black"
+        left.text(j, i, f"{value:.4f}", ha="center", va="center", fontsize=7, color=ink)
     figure.colorbar(shown, ax=left)
     left.set(title=f"W after one step, t = {ds.attrs['t']}", xticks=[], yticks=[])
     middle.plot(ds.j, c + lr * ds.lag_step, label="exact")
@@ -476,6 +477,8 @@ def plot_symmetry(ds: xr.Dataset) -> "Figure":
     right.loglog(ds.t, ds.diagonal, "o-", label="diagonal of W, a = b")
     right.loglog(ds.t, ds.t * np.log(ds.t) / 25, ":", color="0.5", label="t log t")
     right.set(xlabel="t", ylabel=r"$-\partial L/\partial W_{11}$ per c")
+    right.set_xticks(ds.t.values, ds.t.values)
+    right.set_xticks([], minor=True)
     right.legend()
     return figure
 

@@ -237,18 +237,18 @@ def plot_stages(ds: xr.Dataset) -> "Figure":
 
 @stages.figure
 def plot_mechanism(ds: xr.Dataset) -> "Figure":
-    figure, (left, right) = new_figure(2, size=(6.6, 2.5))
+    figure, (left, right) = new_figure(2, size=(7.2, 2.8))
     curve_with_spread(left, ds.previous, label="layer 1, previous token")
     curve_with_spread(left, ds.induction, label="layer 2, followers of the symbol")
     theory(left, ds.step, ds.baseline.mean("seed"), "uniform attention in layer 2")
     left.set(xlabel="steps of 64 sequences", ylabel="attention", ylim=(0, 1))
-    left.legend()
     curve_with_spread(right, ds.kl_unigrams, label="independent symbols")
     curve_with_spread(right, ds.kl_doubly, label="doubly stochastic")
     curve_with_spread(right, ds.kl, label="the training prior")
     reported(right, float(ds.level_doubly.isel(strategy=UNIFORM).mean()), "uniform, doubly stochastic")
     right.set(xlabel="steps of 64 sequences", ylabel="KL(true ‖ model), nats", ylim=(0, None))
-    right.legend()
+    for ax in (left, right):  # the curves leave no place
+        ax.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2)
     return figure
 
 
