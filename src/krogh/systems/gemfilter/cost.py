@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -116,12 +118,13 @@ def seconds_per_token(model: Any, cache: Any, tokens: int, position: int) -> flo
         return used.seconds / tokens
 
 
-def _measure(s: Cost, shape: Shape, model: Any, method: str, n: int) -> dict[str, float]:
+def _measure(s: Cost, shape: Shape, model_of: Callable[[Shape], Any], method: str, n: int) -> dict[str, float]:
     import torch
 
     from krogh.llm import FullAttention, GemFilter, SnapKV
     from krogh.llm.measure import measured
 
+    model = model_of(shape)
     ids = torch.randint(1, shape.vocab, (n,), generator=torch.Generator().manual_seed(n)).to(model.device)
     whole = FullAttention(model, chunk=s.chunk)
     gem = GemFilter(model, shape.filter_layer, s.keep, chunk=s.chunk)
@@ -200,9 +203,8 @@ def cost(s: Cost) -> xr.Dataset:
 
 
 def _cost(s: Cost) -> xr.Dataset:
-    from krogh.train.checkpoint import current_workspace
+    from krogh.train.cells import Cells
 
-    progress = current_workspace().progress
     shapes = [STAND_IN if name == "small" else SHAPES[name] for name in s.models]
     width = 2 if s.dtype in ("bfloat16", "float16") else 4
     grid = (len(shapes), len(METHODS), len(s.lengths))
@@ -210,22 +212,20 @@ def _cost(s: Cost) -> xr.Dataset:
     found = {name: np.full(grid, np.nan) for name in (*names, "filter_only_peak")}
     linear, quadratic = np.zeros((grid[0], grid[2])), np.zeros((grid[0], grid[2]))
     bytes_predicted, cache_predicted = np.zeros(grid), np.zeros(grid)
-    done, total = 0, np.prod(grid)
+    cells = Cells(int(np.prod(grid)))
+    # One model at a time is in memory, and none whose cells are all there.
+    model_of = lru_cache(1)(partial(random_model, device=s.device, dtype=s.dtype))
     for row, shape in enumerate(shapes):
-        model = random_model(shape, s.device, s.dtype)
         for column, n in enumerate(s.lengths):
             linear[row, column], quadratic[row, column] = shape.prefill_flops(n)
             for i, method in enumerate(METHODS):
-                for name, value in _measure(s, shape, model, method, n).items():
+                measured = cells((shape.name, method, n), partial(_measure, s, shape, model_of, method, n))
+                for name, value in measured.items():
                     found[name][row, i, column] = value
                 bytes_predicted[row, i, column] = shape.prompt_bytes(method, n, s.keep, width)
                 tokens = (n if method == "full" else s.keep) + s.generated
                 per_query_head = method == "snapkv"
                 cache_predicted[row, i, column] = shape.cache_bytes(tokens, None, per_query_head, width)
-                done += 1
-                if progress:
-                    progress(f"{shape.name}, {method}, n = {n}", done, total, 0.0)
-        del model
     dims = ("model", "approach", "n")
     return xr.Dataset(
         {name: (dims, value) for name, value in found.items()}
