@@ -13,7 +13,8 @@ from krogh.train.checkpoint import Checkpoint, workspace
 
 
 def test_finished_cells_are_not_computed_again(tmp_path, monkeypatch):
-    monkeypatch.setattr(sys.modules[Checkpoint.__module__], "SECONDS_BETWEEN_CHECKPOINTS", 0.0)
+    for name in ("SECONDS_BETWEEN_CHECKPOINTS", "SAVING_SHARE"):
+        monkeypatch.setattr(sys.modules[Checkpoint.__module__], name, 0.0)
     ran, told = [], []
 
     def compute(i):
@@ -43,7 +44,7 @@ def test_a_killed_experiment_goes_on_from_its_cells(tmp_path):
             from pathlib import Path
             checkpoint = importlib.import_module("krogh.train.checkpoint")
             from krogh.train.cells import Cells
-            checkpoint.SECONDS_BETWEEN_CHECKPOINTS = 0.0
+            checkpoint.SECONDS_BETWEEN_CHECKPOINTS = checkpoint.SAVING_SHARE = 0.0
             log = Path(sys.argv[2])
 
             def compute(i):
@@ -69,3 +70,19 @@ def test_a_killed_experiment_goes_on_from_its_cells(tmp_path):
     ]
     assert ends[0].returncode == -signal.SIGKILL and ends[1].returncode == 0
     assert ends[1].stdout.strip() == "[0, 1, 2, 3]" and log.read_text().split() == ["0", "1", "killed", "2", "3"]
+
+
+def test_what_takes_long_to_save_is_saved_less_often(tmp_path, monkeypatch):
+    clock = sys.modules[Checkpoint.__module__].time
+    now = 0.0
+    monkeypatch.setattr(clock, "monotonic", lambda: now)
+    with workspace(tmp_path):
+        checkpoint = Checkpoint("slow")
+        now = 11.0
+        assert checkpoint.due()
+        now = 14.0  # fetching and writing took 3 s
+        checkpoint.save({})
+        now = 14.0 + 59.0
+        assert not checkpoint.due()
+        now = 14.0 + 61.0
+        assert checkpoint.due()

@@ -315,7 +315,8 @@ RESUMABLE = """
     import numpy as np
     import krogh as kr
     from krogh.train import engine, workspace
-    sys.modules["krogh.train.checkpoint"].SECONDS_BETWEEN_CHECKPOINTS = 0.0
+    checkpoint = sys.modules["krogh.train.checkpoint"]
+    checkpoint.SECONDS_BETWEEN_CHECKPOINTS = checkpoint.SAVING_SHARE = 0.0
     sys.modules["krogh.train.engine"].LEAST_REPLICA_STEPS["cpu"] = 1
     folder, out, slow = Path(sys.argv[1]), sys.argv[2], sys.argv[3] == "slow"
     def progress(label, done, total, rate):

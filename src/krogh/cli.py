@@ -177,6 +177,11 @@ def _results(
         yield experiment, result
 
 
+def _pace(rate: float) -> str:
+    """Work outside the engine has no rate."""
+    return f"{rate:.3g} replica-steps/s" if rate else ""
+
+
 @contextmanager
 def progress_bar(title: str, quiet: bool) -> Iterator[Callable[[str, float, float | None, float], None]]:
     """A bar on a terminal; elsewhere a plain line every ten seconds; nothing when quiet."""
@@ -188,7 +193,7 @@ def progress_bar(title: str, quiet: bool) -> Iterator[Callable[[str, float, floa
             if not quiet and time.monotonic() - said > 10:
                 said = time.monotonic()
                 share = f"{done / total:.0%}" if total else f"{done:.3g} replica-steps"
-                say(f"{title}: {label} {share}, {rate:.3g} replica-steps/s")
+                say(f"{title}: {label} {share}{f', {_pace(rate)}' if rate else ''}")
 
         yield line
         return
@@ -204,7 +209,7 @@ def progress_bar(title: str, quiet: bool) -> Iterator[Callable[[str, float, floa
 
         def update(label: str, done: float, total: float | None, rate: float) -> None:
             text = f"{title} {label}".strip()
-            progress.update(task, description=text, completed=done, total=total, rate=f"{rate:.3g} replica-steps/s")
+            progress.update(task, description=text, completed=done, total=total, rate=_pace(rate))
 
         yield update
 

@@ -24,7 +24,7 @@ SAVING_SHARE = 20
 @dataclass(frozen=True)
 class Workspace:
     """`checkpoints`: folder for unfinished runs. `progress(label, done, total, rate)`: called per chunk,
-    counted in replica-steps and replica-steps per second."""
+    counted in replica-steps and replica-steps per second; a rate of 0 is none."""
 
     checkpoints: Path | None = None
     progress: Progress | None = None
