@@ -279,7 +279,7 @@ def plot_maps(ds: xr.Dataset) -> "Figure":
     presets={
         "smoke": replace(SMOKE, k=2),
         "quick": Stages(k=2, dropout=0.0, steps=1000, validation=512, seeds=32),
-        "paper": Stages(k=2, seeds=32),
+        "paper": Stages(k=2, seeds=256),
     },
 )
 def two_symbols(s: Stages) -> xr.Dataset:
