@@ -173,7 +173,8 @@ def test_replicas_that_take_turns_go_the_same_way(monkeypatch):
         return kr.train(TASK, LinearAtZero(), adding_up(), 60, seeds=6, every=20, probes=[kr.probes.accuracy])
 
     together = trained()
-    monkeypatch.setattr(engine, "CACHE", 1)
+    for size in ("CACHE", "CACHE_PROBED"):
+        monkeypatch.setattr(engine, size, 1)
     in_turn = trained()
     assert same(together.networks, in_turn.networks)
     np.testing.assert_array_equal(together.data.accuracy, in_turn.data.accuracy)

@@ -32,8 +32,10 @@ WORTH_COMPACTING = {"cpu": 300_000, "gpu": 200_000_000}
 
 MANY_SLOTS = 1024
 
-# Where a step of one replica makes an array of so many bytes, it fills a core's cache, and replicas take turns.
+# Where a step of one replica makes an array of so many bytes, it fills a core's cache, and replicas take turns; probes,
+# which look at many examples but seldom, from a quarter of it on.
 CACHE = 2**20
+CACHE_PROBED = CACHE // 4
 
 
 @dataclass(frozen=True)
@@ -167,7 +169,7 @@ class Ensemble:
 
             replica = jax.eval_shape(enter, replica)
             program = replace(entering, net_static=found[0])
-            programs.append(replace(program, in_turn=self._fills_cache(program, replica)))
+            programs.append(self._with_turns(program, replica))
             self.structures.append(jax.tree.structure(replica.network))
             self.replica_structures.append(jax.tree.structure(replica))
             net_static = found[0]
@@ -178,11 +180,17 @@ class Ensemble:
         plain, t = replace(program, on_gpu=False), jax.ShapeDtypeStruct((), jnp.int32)
         return jax.make_jaxpr(lambda r, t: plain.advance(r, self.group.shared, t, 1, t, 1))(replica, t).jaxpr
 
-    def _fills_cache(self, program: Program, replica: Any) -> bool:
-        """Whether a step of one replica leaves no room for others in a CPU's cache."""
+    def _with_turns(self, program: Program, replica: Any) -> Program:
+        """On CPUs: whether one replica's step, or what its probes make, leaves no room for others in a core's cache."""
         if self.platform != "cpu" or self.group.size <= jax.local_device_count():
-            return False
-        return largest_array(self._step(program, replica)) >= CACHE
+            return program
+        t = jax.ShapeDtypeStruct((), jnp.int32)
+        probed = jax.make_jaxpr(lambda r, t: program.measure(r, self.group.shared, t))(replica, t).jaxpr
+        return replace(
+            program,
+            in_turn=largest_array(self._step(program, replica)) >= CACHE,
+            measured_in_turn=largest_array(probed) >= CACHE_PROBED,
+        )
 
     def _step_cost(self, program: Program, replicas: Any) -> float:
         """Unit steps that one step of one of these replicas is worth."""

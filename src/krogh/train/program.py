@@ -57,7 +57,7 @@ class Program:
     static       the group's spec without its numbers and arrays
     net_static   the part of the network that is not arrays
     own          which leaves of the task each replica draws for itself
-    in_turn      replicas of a device take turns instead of stepping together
+    in_turn      replicas of a device take turns instead of stepping together; measured_in_turn: so do the probes
     """
 
     static: Any
@@ -66,6 +66,7 @@ class Program:
     own: tuple[bool, ...]
     on_gpu: bool
     in_turn: bool = False
+    measured_in_turn: bool = False
 
     def spec(self, replica: Replica, shared: Any) -> Spec:
         return eqx.combine(replica.numbers, shared, self.static)
@@ -316,7 +317,7 @@ class Program:
                 is_leaf=lambda leaf: leaf is None,
             )
             t = t + length
-            out = {**each(lambda r: self.measure(r, shared, t), replicas, self.in_turn), "loss": loss}
+            out = {**each(lambda r: self.measure(r, shared, t), replicas, self.measured_in_turn), "loss": loss}
             replicas = self.judge(replicas, shared, out, t)
             return (replicas, t), {**out, "_moved": moves}
 
