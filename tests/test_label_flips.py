@@ -327,6 +327,7 @@ def test_a_killed_run_goes_on_where_it_was(home, monkeypatch):
     one = settings(home, "fig-5.1", "depths=1", "seeds=3", "asked=4")
     whole = language.label_accuracy(one)
     monkeypatch.setattr(checkpoint, "SECONDS_BETWEEN_CHECKPOINTS", -1.0)
+    monkeypatch.setattr(checkpoint, "SAVING_SHARE", 0.0)
     score, calls = llm.label_scores, []
 
     def killed(*arguments):

@@ -193,7 +193,7 @@ def progress_bar(title: str, quiet: bool) -> Iterator[Callable[[str, float, floa
             if not quiet and time.monotonic() - said > 10:
                 said = time.monotonic()
                 share = f"{done / total:.0%}" if total else f"{done:.3g} replica-steps"
-                say(f"{title}: {label} {share}{f', {_pace(rate)}' if rate else ''}")
+                say(", ".join(filter(None, (f"{title}: {label} {share}", _pace(rate)))))
 
         yield line
         return

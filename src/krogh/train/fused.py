@@ -148,10 +148,19 @@ def steps(
             write_vectors(0, b, u)
             return c, total
 
+        def synchronise():
+            """What a thread wrote may be read by another from here on."""
+            if not interpret:
+                triton.debug_barrier()
+
         def tile_by_tile():
-            def keep(tile, before):
+            def before_of(tile):
                 at, real = columns_of(tile)
-                triton.store(before_ref.at[pl.ds(0, batch), at], before, mask=jnp.broadcast_to(real, before.shape))
+                return before_ref.at[pl.ds(0, batch), at], jnp.broadcast_to(real, (batch, columns))
+
+            def keep(tile, before):
+                ref, mask = before_of(tile)
+                triton.store(ref, before, mask=mask)
 
             def first(tile, outputs):
                 b, u = read_vectors(tile)
@@ -166,9 +175,8 @@ def steps(
                 value, slope = of_loss(outputs + c, y_ref[i, :])
 
                 def update(tile, outputs):
-                    at, real = columns_of(tile)
-                    mask = jnp.broadcast_to(real, (batch, columns))
-                    before = triton.load(before_ref.at[pl.ds(0, batch), at], mask=mask, other=0.0)
+                    ref, mask = before_of(tile)
+                    before = triton.load(ref, mask=mask, other=0.0)
                     b, u = read_vectors(tile)
                     b, u, inward = of_vectors(before, b, u, slope)
                     write_vectors(tile, b, u)
@@ -187,11 +195,6 @@ def steps(
             outputs = lax.fori_loop(0, tiles, first, jnp.zeros(batch, jnp.float32))
             synchronise()
             return lax.fori_loop(0, count, step, (outputs, c_ref[...], jnp.float32(0)))[1:]
-
-        def synchronise():
-            """What a thread wrote may be read by another from here on."""
-            if not interpret:
-                triton.debug_barrier()
 
         c_out[...], loss_ref[...] = in_registers() if alone and tiles == 1 else tile_by_tile()
 

@@ -284,12 +284,22 @@ def _ratio(part: np.ndarray, whole: np.ndarray) -> float:
     return part.mean() / whole.mean()
 
 
-def _keeps_the_score(ds: xr.Dataset, gem: str):
+def keeps_the_score(ds: xr.Dataset, gem: str):
     below = 100 * ds.by_layer.sel(filter=gem).isel(layer=slice(0, -1)).mean("prompt").max("layer")
     return at_least((below, _score(ds, "full")), 0.95, stat=_ratio, over="seed")
 
 
-def _only_the_last_row(ds: xr.Dataset, gem: str):
+def a_middle_layer_filters(ds: xr.Dataset, gem: str):
+    mean = 100 * ds.by_layer.sel(filter=gem).mean("prompt")
+    best, last = mean.max("layer"), ds.sizes["layer"] - 1
+    return all_of(
+        first_layer=at_least(best - mean.isel(layer=0), 20, over="seed"),
+        middle=at_most(best - mean.isel(layer=slice(1, last)).max("layer"), 2, over="seed"),
+        best_below_last=every(mean.argmax("layer") < last, over="seed"),
+    )
+
+
+def only_the_last_row(ds: xr.Dataset, gem: str):
     parts = {name: (_score(ds, name), _score(ds, "full")) for name in (gem, "middle row", "largest row")}
     return all_of(
         last_row=at_least(parts[gem], 0.95, stat=_ratio, over="seed"),
@@ -298,7 +308,7 @@ def _only_the_last_row(ds: xr.Dataset, gem: str):
     )
 
 
-def _running_again(ds: xr.Dataset, gem: str):
+def running_again(ds: xr.Dataset, gem: str):
     within = _score(ds, gem) - _score(ds, "one-run")
     return all_of(
         within=at_most(within, 3, stat=lambda points: abs(points.mean()), over="seed"),
@@ -306,13 +316,13 @@ def _running_again(ds: xr.Dataset, gem: str):
     )
 
 
-def _better_than_everything(ds: xr.Dataset, gem: str):
+def better_than_everything(ds: xr.Dataset, gem: str):
     return all_of(
         **{f"n = {n}": at_least(_score(ds, gem, n) - _score(ds, "full", n), 0, over="seed") for n in _longer(ds)}
     )
 
 
-def _against_eviction(ds: xr.Dataset, gem: str):
+def against_eviction(ds: xr.Dataset, gem: str):
     own, snap, h2o = (_score(ds, name, keep=int(ds.keep[0])) for name in (gem, "snapkv", "h2o"))
     return all_of(
         snapkv=at_least(own - snap, -2, over="seed"),
@@ -329,57 +339,39 @@ FORGOTTEN = "the layer whose last query points at the needle ranks the question'
 AS_BEFORE = "with the question's last 3 tokens always among the kept ones (not in the source): "
 
 
-@retrieval.claim(
+retrieval.claim(
     "08.11",
     "the best filter layer below the last keeps >= 95 % of full attention's score with k = 32 of 512 tokens "
     "(quick: 32 of 256)",
     source="§9.4.1",
     finding=FORGOTTEN,
-)
-def keeps_the_score(ds: xr.Dataset):
-    return _keeps_the_score(ds, SOURCE)
+)(partial(keeps_the_score, gem=SOURCE))
 
 
-@retrieval.claim(
+retrieval.claim(
     "08.11b",
     AS_BEFORE + "the best filter layer below the last keeps >= 95 % of full attention's score",
     source="Algorithm 2",
     finding="most of the loss is made good, not all of it: other needles share half of the key and compete for the 32 "
     "tokens; with 64 the score rises further",
-)
-def keeps_the_score_pinned(ds: xr.Dataset):
-    return _keeps_the_score(ds, PINNED)
+)(partial(keeps_the_score, gem=PINNED))
 
 
-@retrieval.claim(
+retrieval.claim(
     "08.12",
     "score by filter layer: the first layer is >= 20 points below the best, some middle layer is within 2 points of "
     "it, and the best is below the last",
     source="Table 9.2",
     finding=FORGOTTEN,
-)
-def a_middle_layer_filters(ds: xr.Dataset):
-    return _a_middle_layer_filters(ds, SOURCE)
+)(partial(a_middle_layer_filters, gem=SOURCE))
 
 
-@retrieval.claim(
+retrieval.claim(
     "08.12c",
     AS_BEFORE + "the first layer is >= 20 points below the best, some middle layer is within 2 points of it, and the "
     "best is below the last",
     source="Table 9.2",
-)
-def a_middle_layer_filters_pinned(ds: xr.Dataset):
-    return _a_middle_layer_filters(ds, PINNED)
-
-
-def _a_middle_layer_filters(ds: xr.Dataset, gem: str):
-    mean = 100 * ds.by_layer.sel(filter=gem).mean("prompt")
-    best, last = mean.max("layer"), ds.sizes["layer"] - 1
-    return all_of(
-        first_layer=at_least(best - mean.isel(layer=0), 20, over="seed"),
-        middle=at_most(best - mean.isel(layer=slice(1, last)).max("layer"), 2, over="seed"),
-        best_below_last=every(mean.argmax("layer") < last, over="seed"),
-    )
+)(partial(a_middle_layer_filters, gem=PINNED))
 
 
 @retrieval.claim(
@@ -410,88 +402,72 @@ def the_question_is_kept(ds: xr.Dataset):
     return at_least(ds.question_kept.sel(layer=ds.filter_layer).mean("prompt"), 0.95, over="seed")
 
 
-@retrieval.claim(
+retrieval.claim(
     "08.14",
     "the last row keeps >= 95 % of full attention's score, the middle row and the row of largest norm <= 35 % "
     "(reported .198 and .125 against .838)",
     source="Fig G.3",
     finding=FORGOTTEN,
-)
-def only_the_last_row(ds: xr.Dataset):
-    return _only_the_last_row(ds, SOURCE)
+)(partial(only_the_last_row, gem=SOURCE))
 
 
-@retrieval.claim(
+retrieval.claim(
     "08.14b",
     AS_BEFORE + "the last row keeps >= 95 % of full attention's score, the other two rows <= 35 %",
     source="Fig G.3",
     finding="the other rows are useless, as reported; for the last row see 08.11b",
-)
-def only_the_last_row_pinned(ds: xr.Dataset):
-    return _only_the_last_row(ds, PINNED)
+)(partial(only_the_last_row, gem=PINNED))
 
 
-@retrieval.claim(
+retrieval.claim(
     "08.15",
     "GemFilter and One-Run differ by <= 3 points at the trained length; beyond it GemFilter is no more than 1 point "
     "below One-Run (reported .838 and .827)",
     source="Fig G.4",
     finding="One-Run answers from the whole prompt's own last state and so never loses the question; " + FORGOTTEN,
-)
-def running_again(ds: xr.Dataset):
-    return _running_again(ds, SOURCE)
+)(partial(running_again, gem=SOURCE))
 
 
-@retrieval.claim(
+retrieval.claim(
     "08.15b",
     AS_BEFORE + "GemFilter and One-Run differ by <= 3 points at the trained length; beyond it GemFilter is no more "
     "than 1 point below One-Run",
     source="Fig G.4",
     finding="GemFilter is ahead of One-Run at every length; at the trained one by a difference which few networks "
     "cannot tell from 3 points",
-)
-def running_again_pinned(ds: xr.Dataset):
-    return _running_again(ds, PINNED)
+)(partial(running_again, gem=PINNED))
 
 
-@retrieval.claim(
+retrieval.claim(
     "08.16",
     "at 2 and 4 times the trained length GemFilter scores at least as well as full attention",
     source="Fig 9.4",
     finding=FORGOTTEN,
-)
-def better_than_everything(ds: xr.Dataset):
-    return _better_than_everything(ds, SOURCE)
+)(partial(better_than_everything, gem=SOURCE))
 
 
-@retrieval.claim(
+retrieval.claim(
     "08.16b",
     AS_BEFORE + "at 2 and 4 times the trained length GemFilter scores at least as well as full attention",
     source="Fig 9.4",
-)
-def better_than_everything_pinned(ds: xr.Dataset):
-    return _better_than_everything(ds, PINNED)
+)(partial(better_than_everything, gem=PINNED))
 
 
-@retrieval.claim(
+retrieval.claim(
     "08.17",
     "with equal k, k/n <= 1/16: GemFilter is no more than 2 points below SnapKV, and H2O is the worst of the three",
     source="Table 9.1, §9.4.2",
     finding="SnapKV and H2O keep the last tokens by construction; " + FORGOTTEN,
-)
-def against_eviction(ds: xr.Dataset):
-    return _against_eviction(ds, SOURCE)
+)(partial(against_eviction, gem=SOURCE))
 
 
-@retrieval.claim(
+retrieval.claim(
     "08.17b",
     AS_BEFORE + "at k/n <= 1/16 GemFilter is no more than 2 points below SnapKV, and H2O is the worst of the three",
     source="Table 9.1, §9.4.2",
     finding="SnapKV has read the whole prompt and chooses apart for every head; one set of 16 tokens must hold needle, "
     "question and whatever shares half of the key",
-)
-def against_eviction_pinned(ds: xr.Dataset):
-    return _against_eviction(ds, PINNED)
+)(partial(against_eviction, gem=PINNED))
 
 
 @retrieval.figure

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from krogh.errors import InputError, check_choice
 from krogh.lab import Verdict, all_of, at_least, at_most
 from krogh.lab.figures import COLOURS, new_figure, reported
 from krogh.systems.icl_model_scale import system
+from krogh.train.cells import Cells
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -103,32 +105,29 @@ def label_accuracy(s: Language) -> xr.Dataset:
     if not (s.tasks and s.flips and s.noises):
         raise InputError("tasks, flips and noises must each hold at least one value.")
     texts = {task: _texts(task, s.longest) for task in s.tasks}
-    return _each(s, lambda number: _accuracy(s, number, texts))
+    cells = Cells(len(s.models) * len(s.tasks) * s.seeds)
+    return _each(s, lambda number: _accuracy(s, number, texts, cells))
 
 
-def _accuracy(s: Language, number: int, texts: dict[str, Any]) -> xr.Dataset:
+def _accuracy(s: Language, number: int, texts: dict[str, Any], cells: Cells) -> xr.Dataset:
     from krogh import data, llm
-    from krogh.train.checkpoint import Checkpoint, current_workspace
 
     name, model, tokenizer = _load(s, number)
     copies = llm.shallow_copies(model, tokenizer, s.depths, novels(), s.tokens, keep=data.folder() / "copies")
-    progress, checkpoint = current_workspace().progress, Checkpoint(f"model-{number}")
-    table = checkpoint.load()
-    if table is None:
-        table = np.full((3, len(copies) + 1, len(s.tasks), s.seeds, len(s.flips), len(s.noises)), np.nan)
-    for row, task in enumerate(s.tasks):
-        for seed in range(s.seeds):
-            if np.isnan(table[:, :, row, seed]).any():
-                prompts = llm.LabelledPrompts(*texts[task], LABELS[task], s.examples, s.asked, seed)
-                for i, flip in enumerate(s.flips):
-                    for j, noise in enumerate(s.noises):
-                        context, asked = prompts.context(flip, noise), prompts.queries()
-                        found = llm.label_scores(model, tokenizer, context, asked, prompts.words, copies, s.batch)
-                        table[:, :, row, seed, i, j] = _judged(found, prompts.truth)
-                if checkpoint.due():
-                    checkpoint.save(table)
-            if progress:
-                progress(f"{name}, {task}", row * s.seeds + seed + 1, len(s.tasks) * s.seeds, 0.0)
+
+    def cell(task: str, seed: int) -> np.ndarray:
+        """(flip, noise, 3, size)"""
+        prompts = llm.LabelledPrompts(*texts[task], LABELS[task], s.examples, s.asked, seed)
+
+        def judged(flip: float, noise: float) -> np.ndarray:
+            context, asked = prompts.context(flip, noise), prompts.queries()
+            found = llm.label_scores(model, tokenizer, context, asked, prompts.words, copies, s.batch)
+            return _judged(found, prompts.truth)
+
+        return np.array([[judged(flip, noise) for noise in s.noises] for flip in s.flips])
+
+    found = [[cells((name, task, seed), partial(cell, task, seed)) for seed in range(s.seeds)] for task in s.tasks]
+    table = np.moveaxis(np.array(found), (-2, -1), (0, 1))
     dims = ("size", "task", "seed", "flip", "noise")
     return xr.Dataset(
         {name: (dims, part) for name, part in zip(("accuracy", "calibrated", "says"), table, strict=True)}
