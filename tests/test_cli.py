@@ -1,7 +1,12 @@
 """The command line: what it does, and one sentence for everything it cannot do."""
 
 import json
+import os
 import re
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -262,3 +267,21 @@ def test_the_api_refuses_in_one_sentence(call):
 def test_settings_are_read_as_the_type_they_declare(text, hint, value):
     found = read(text, hint, "key")
     assert found == value and type(found) is type(value)
+
+
+def test_an_interrupt_does_not_wait_for_the_program_on_the_device(tmp_path):
+    one_long_chunk = ["--set", "steps=100000000", "--set", "every=100000000"]
+    command = [sys.executable, "-c", "from krogh.cli import main; main()", "run", "hidden-progress/fig-5.3"]
+    process = subprocess.Popen(
+        [*command, "--preset", "smoke", *one_long_chunk],
+        env=os.environ | {"KROGH_HOME": str(tmp_path), "JAX_LOG_COMPILES": "1"},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    next(line for line in process.stderr if "Finished XLA compilation of jit(run)" in line)
+    time.sleep(1)
+    process.send_signal(signal.SIGINT)
+    _, told = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert "stopped: finished parts are kept" in told

@@ -271,7 +271,7 @@ def test_a_new_date_alone_changes_nothing(store):
 
 def test_rows_of_claims_that_no_longer_exist_are_dropped(store):
     ledger.record_rows([row(store), row(store, claim_id := 1)])
-    ledger.record_rows([row(store, claim_id)], known={("fig-1", "99.2")})
+    ledger.record_rows([row(store, claim_id)], known={("fig-1", "99.2", "quick")})
     assert [r["claim"] for r in ledger.rows()] == ["99.2"]
 
 

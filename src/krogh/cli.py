@@ -31,6 +31,8 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON for a script to r
 What = Annotated[str | None, typer.Argument(help="SYSTEM or SYSTEM/EXPERIMENT; nothing means all.")]
 Run = Annotated[str, typer.Argument(help="SYSTEM/EXPERIMENT[@PRESET], or the beginning of a key.")]
 
+# Also how the parser reports Ctrl-C.
+INTERRUPTED = 130
 COLOURS = {"holds": "green", "fails": "red", "undecided": "yellow"}
 
 
@@ -236,7 +238,8 @@ def verify(
         claims = [claim for claim in experiment.claims if not _needs(experiment, claim, preset)]
         verdicts = [judge(experiment, claim, preset, result) for claim in claims]
         if not own and not no_record:
-            ledger.record_rows(verdicts, {(e.id, claim.id) for e, claim in experiment.system.claims})
+            known = {(e.id, claim.id, preset) for e, claim in experiment.system.claims for preset in claim.presets}
+            ledger.record_rows(verdicts, known)
         rows += verdicts
     skipped = [
         (experiment, claim, needs)
@@ -492,21 +495,27 @@ def bench(
 
 def main(arguments: list[str] | None = None) -> None:
     """Entry point: bad input, a full disk or a missing device end in one sentence and exit code 2."""
-    sys.exit(invoke(arguments))
+    code = invoke(arguments)
+    if code == INTERRUPTED:
+        # An ordinary exit waits for the program on the device, which may take minutes.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
 
 
 def invoke(arguments: list[str] | None = None) -> int:
     """Run one command line; returns its exit code."""
     try:
         code = app(arguments, standalone_mode=False, prog_name="krogh") or 0
-        if code == 130:  # how the parser reports Ctrl-C
+        if code == INTERRUPTED:
             raise KeyboardInterrupt
         return code
     except InputError as error:
         return _refuse(str(error))
     except (KeyboardInterrupt, typer.Abort):
         say("\nstopped: finished parts are kept, and the same command goes on from there.")
-        return 130
+        return INTERRUPTED
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0

@@ -76,10 +76,10 @@ def measurement(
     }
 
 
-def record_rows(rows: Iterable[Row], known: Collection[tuple[str, str]] | None = None) -> int:
+def record_rows(rows: Iterable[Row], known: Collection[tuple[str, str, str]] | None = None) -> int:
     """Merge rows into the ledger; returns how many are new or changed.
 
-    With `known` (experiment, claim) pairs, rows of those systems for claims that no longer exist are dropped.
+    With `known` (experiment, claim, preset) triples, rows of those systems for what is no longer judged are dropped.
     """
     systems: dict[str, list[Row]] = {}
     for new in rows:
@@ -89,7 +89,7 @@ def record_rows(rows: Iterable[Row], known: Collection[tuple[str, str]] | None =
         path = root() / f"{system}.json"
         with _locked(path):
             old = {_identity(r): r for r in _load(path)}
-            merged = {k: r for k, r in old.items() if known is None or (r["experiment"], r["claim"]) in known}
+            merged = {k: r for k, r in old.items() if known is None or (r["experiment"], r["claim"], r["preset"]) in known}
             for new in news:
                 before = merged.get(_identity(new))
                 if before is None or _news(before) != _news(new):

@@ -21,6 +21,11 @@ class Architecture(eqx.Module):
     norm, dropout) also defines `batch(x, key) -> outputs, network with its buffers updated`.
     """
 
+    @property
+    def at_once(self) -> int | None:
+        """How many replicas share a program where the caller does not say; None is as many as memory allows."""
+        return None
+
     def build(self, task: Task, key: PRNGKeyArray) -> eqx.Module:
         raise NotImplementedError
 

@@ -92,6 +92,11 @@ class ResNet(Architecture):
     def __check_init__(self):
         width_of(width=self.width)
 
+    @property
+    def at_once(self) -> int | None:
+        # The convolutions of several replicas become a grouped one, which GPUs do slowly.
+        return None if jax.default_backend() == "cpu" else 1
+
     def build(self, task: Task, key: PRNGKeyArray) -> ResidualNetwork:
         channels = task.in_shape[2] if len(task.in_shape) == 3 else 1
         stem_key, out_key, *keys = jax.random.split(key, 10)

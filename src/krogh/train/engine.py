@@ -438,7 +438,8 @@ class Result:
 def run_group(group: Group, replicas_at_once: int | None, label: str) -> Result:
     """Train a group in as many batches of replicas as memory asks for, going on from a checkpoint."""
     checkpoint = Checkpoint(fingerprint(group))
-    saved = checkpoint.load() or {"batches": [], "at_once": replicas_at_once or group.size, "journal": None}
+    wished = replicas_at_once or getattr(group.spec.network, "at_once", None) or group.size
+    saved = checkpoint.load() or {"batches": [], "at_once": wished, "journal": None}
     batches, at_once, journal = saved["batches"], min(saved["at_once"], group.size), saved["journal"]
     meter = Meter(label, group.size * group.spec.steps)
     while (done := sum(len(batch.status) for batch in batches)) < group.size:

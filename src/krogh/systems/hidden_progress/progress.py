@@ -143,7 +143,7 @@ class Neuron:
     presets={
         "smoke": Neuron(n=20, steps=600, validation=1024, seeds=4),
         "quick": Neuron(),
-        "paper": Neuron(steps=10_000, validation=8192, seeds=10_000),
+        "paper": Neuron(steps=10_000, validation=8192, seeds=30_000),
     },
 )
 def neuron(s: Neuron) -> xr.Dataset:

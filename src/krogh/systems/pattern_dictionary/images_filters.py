@@ -99,7 +99,6 @@ def measure(s: Filters, width: int, shuffled: bool) -> xr.Dataset:
         probes=[last_filters],
         record=sorted({*TELESCOPED, *epochs}),
         snapshots=sorted(set(epochs)),
-        replicas_at_once=1 if jax.default_backend() != "cpu" else None,
         precision=s.precision,
     )
     found = []

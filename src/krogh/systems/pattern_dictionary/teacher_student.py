@@ -42,6 +42,7 @@ class Mixture:
     checkpoints: int = 5
     teachers: int = 2
     seeds: int = 3
+    precision: str = "highest"
 
 
 def regularised(weight: float):
@@ -89,7 +90,13 @@ def mixtures(s: Mixture) -> xr.Dataset:
         rest, test_rest = unlabelled_for(task, foreign, len(task.labels))
         learner = Adam(lr=s.lr, batch=s.batch, objective=regularised(s.weight))
         teachers = train(
-            WithUnlabelled(task, rest), architecture(s.teacher), learner, s.steps, seeds=s.teachers, every=s.steps
+            WithUnlabelled(task, rest),
+            architecture(s.teacher),
+            learner,
+            s.steps,
+            seeds=s.teachers,
+            every=s.steps,
+            precision=s.precision,
         )
         for t in range(s.teachers):
             teacher = teachers.network(seed=t)
@@ -107,6 +114,7 @@ def mixtures(s: Mixture) -> xr.Dataset:
                         probes=[parts],
                         every=max(1, s.steps // s.checkpoints),
                         networks=False,
+                        precision=s.precision,
                     )
                     frequency = np.bincount(np.asarray(mixture.unlabelled_labels), minlength=task.outputs)
                     results.append(
@@ -214,6 +222,7 @@ cifar = system.experiment(
             checkpoints=20,
             teachers=1,
             seeds=2,
+            precision="tensorfloat32",
         ),
     },
 )(mixtures)

@@ -278,7 +278,7 @@ def plot_maps(ds: xr.Dataset) -> "Figure":
     "The transformer with two symbols, at home and on other chains",
     presets={
         "smoke": replace(SMOKE, k=2),
-        "quick": Stages(k=2, dropout=0.0, steps=1000, validation=512, seeds=32),
+        "quick": Stages(k=2, dropout=0.0, steps=1000, validation=512, seeds=8),
         "paper": Stages(k=2, seeds=256),
     },
 )
@@ -291,9 +291,10 @@ def two_symbols(s: Stages) -> xr.Dataset:
     "k = 2: on the plateau the KL on chains of independent symbols is < 0.03 and that on doubly stochastic chains >= "
     "0.9 of the uniform level there",
     source="Fig E.6 top",
-    presets=("quick", "paper"),
-    finding="The second number falls along the plateau, from 0.98 of the uniform level to 0.77 near the transition; "
-    "the median over a seed's records is 0.897 with a spread of 0.022 over 32 seeds, at the bound.",
+    presets=("paper",),
+    finding="The second number falls along the plateau, from 0.98 of the uniform level to 0.77 near the transition. "
+    "Over 256 seeds its median over a seed's records is 0.911; with fewer steps and no dropout it is at the bound, "
+    "0.897 (0.889 to 0.904, 32 seeds).",
 )
 def elsewhere(ds: xr.Dataset):
     return _elsewhere(ds)
