@@ -89,7 +89,7 @@ def record_rows(rows: Iterable[Row], known: Collection[tuple[str, str, str]] | N
         path = root() / f"{system}.json"
         with _locked(path):
             old = {_identity(r): r for r in _load(path)}
-            merged = {k: r for k, r in old.items() if known is None or (r["experiment"], r["claim"], r["preset"]) in known}
+            merged = {k: r for k, r in old.items() if known is None or k[:3] in known}
             for new in news:
                 before = merged.get(_identity(new))
                 if before is None or _news(before) != _news(new):
