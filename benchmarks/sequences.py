@@ -6,6 +6,7 @@ chains, AdamW: the training of 003 Fig 8.3. By hand, chains are drawn token by t
 
 import json as json_format
 import math
+import sys
 from importlib.util import find_spec
 from typing import Any
 
@@ -14,7 +15,7 @@ from krogh.lab.timing import seconds_per_step
 K, T, D, LAYERS, BATCH, LR, BETAS, DECAY = 3, 100, 16, 2, 64, 5e-4, (0.9, 0.95), 0.1
 # Products of queries with keys and lags and of weights with values, forwards and backwards, in both layers.
 FLOPS = 3 * LAYERS * 3 * 2 * BATCH * T * T * D
-REPLICAS = {"cpu": (1, 16), "gpu": (1, 16, 256)}
+REPLICAS = {"cpu": (1, 16), "gpu": (1, 256, 16)}
 BARS = {1: 1_500, 256: 20_000}
 
 
@@ -39,11 +40,6 @@ def engine(replicas: int, steps: int, **learner: Any) -> float:
         )  # fmt: skip
 
     return replicas / seconds_per_step(run, steps)
-
-
-def sampling_share(replicas: int, steps: int) -> float:
-    """Share of a training step spent on drawing its chains: the same training on one batch drawn once needs none."""
-    return 1 - engine(replicas, steps) / engine(replicas, steps, batch=None, samples=BATCH)
 
 
 def by_hand(steps: int) -> float:
@@ -176,11 +172,18 @@ def main(json: bool = False, record: bool = False) -> None:
     on_cpu = jax.default_backend() == "cpu"
     replicas = REPLICAS["cpu" if on_cpu else "gpu"]
     steps = {r: max(8, (160 if on_cpu else 4000) // max(1, r // 4)) for r in replicas}
-    ours = {r: engine(r, steps[r]) for r in replicas}
-    theirs = by_hand(40 if on_cpu else 2000)
-    share = sampling_share(16, steps[16])
-    lines = {f"krogh.train, {r} replica{'s' if r > 1 else ''}": rate for r, rate in ours.items()}
-    lines["by hand in JAX"] = theirs
+    lines: dict[str, float] = {}
+
+    def measured(name: str, rate: float) -> float:
+        """Told at once: on a GPU compiling takes minutes."""
+        print(f"{name}: {rate:.1f} per second", file=sys.stderr, flush=True)
+        lines[name] = rate
+        return rate
+
+    ours = {r: measured(f"krogh.train, {r} replica{'s' if r > 1 else ''}", engine(r, steps[r])) for r in replicas}
+    theirs = measured("by hand in JAX", by_hand(40 if on_cpu else 2000))
+    drawn_once = engine(16, steps[16], batch=None, samples=BATCH)
+    share = 1 - ours[16] / measured("krogh.train, 16, drawn once", drawn_once)
     rows = [
         measurement("sequences-sampling", "share of a step spent on drawing Markov chains", share, "none", None),
     ]
@@ -192,7 +195,7 @@ def main(json: bool = False, record: bool = False) -> None:
             what = "replica-steps per second on Markov chains in context"
             rows.append(measurement(f"sequences-rate-{r}", what, rate, f">= {BARS[r]}", rate >= BARS[r]))
     if find_spec("torch"):
-        lines["by hand in PyTorch"] = torch = torch_loop(12 if on_cpu else 100)
+        torch = measured("by hand in PyTorch", torch_loop(12 if on_cpu else 100))
         what = "Markov chains in context at 16 replicas against a PyTorch loop over seeds"
         ratio = ours[16] / torch
         rows.append(measurement("sequences-torch-16", what, ratio, ">= 10", ratio >= 10))

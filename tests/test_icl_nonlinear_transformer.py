@@ -97,6 +97,25 @@ def test_other_patterns_are_equally_likely(task):
     np.testing.assert_allclose(count, [0.15, 0.2, 0.15, 0.15, 0.2, 0.15], atol=0.006)
 
 
+def test_classes_of_several_patterns(task):
+    several = pattern_prompts(8, per_class=2, alpha=0.6)
+    seen, unseen = np.asarray(several.shares) > 0, np.asarray(several.unseen.shares) > 0
+    assert seen.sum() == 8 and unseen.sum() == 32 and not (seen & unseen).any()
+    for a, b in np.argwhere(seen | unseen):
+        assert not {a, (a + 1) % 8} & {b, (b + 1) % 8}
+    one = eqx.tree_at(lambda t: t.shares, several, jnp.zeros((8, 8)).at[7, 3].set(1.0))
+    batch = one.sample(jax.random.key(1), 4000)
+    pattern, sign = np.asarray(batch.latents["pattern"]), np.asarray(batch.latents["sign"])
+    share = np.bincount(pattern.ravel(), minlength=8) / pattern.size
+    np.testing.assert_allclose(share, [0.15, 0.1, 0.1, 0.15, 0.15, 0.1, 0.1, 0.15], atol=0.006)
+    assert (sign[np.isin(pattern, (7, 0))] == 1).all() and (sign[np.isin(pattern, (3, 4))] == -1).all()
+    query = np.asarray(batch.latents["query_pattern"])
+    np.testing.assert_array_equal(np.isin(query, (7, 0)), np.asarray(batch.y) > 0)
+    np.testing.assert_allclose(np.bincount(query, minlength=8)[[7, 0, 3, 4]] / 4000, 0.25, atol=0.03)
+    with pytest.raises(InputError, match="at least 5 relevant patterns, not 4"):
+        pattern_prompts(4, per_class=2, shifts=1)
+
+
 def test_the_cycle_is_balanced_and_unseen_tasks_are_the_others(task):
     assert theory.balanced(np.asarray(cyclic_tasks(6))) and theory.balanced(np.asarray(cyclic_tasks(6, 4)))
     # every pattern positive once, and pattern 0 negative twice; and the other way round

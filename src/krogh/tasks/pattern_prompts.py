@@ -24,7 +24,8 @@ class PatternPrompts(Task):
     relevant     μ_j, orthonormal rows
     irrelevant   ν_k, orthonormal rows
     label        q
-    shares       probability of every task (a, b); the diagonal is 0. Validation is on tasks of probability 0
+    shares       probability of every task (a, b), 0 where classes overlap. Validation is on tasks of probability 0
+    per_class    patterns of a class, equally likely: in a circle those from a on, and those from b on (004 §E.2.3)
     tasks        where set, every replica draws this many tasks of its own: the cycle (j, j+1) in random order, then any
 
     Latents: `pattern` of the examples (size, length), `query_pattern` (size,), and `sign` of the examples' labels.
@@ -35,14 +36,19 @@ class PatternPrompts(Task):
     label: Float[Array, " dy"]
     shares: Float[Array, "M1 M1"]
     length: int = eqx.field(static=True, default=20)
+    per_class: int = eqx.field(static=True, default=1)
     alpha: float | Array = 0.8
     K: float | Array = 0.5
     beta: float | Array = 3.0
     tasks: float | Array | None = None
 
     def __check_init__(self):
-        if len(self.relevant) < 3:
-            raise InputError(f"Prompts need at least 3 relevant patterns, not {len(self.relevant)}.")
+        least = 2 * self.per_class + 1
+        if self.per_class < 1 or len(self.relevant) < least:
+            raise InputError(
+                f"Prompts with {self.per_class} patterns in either class (per_class, at least 1) need at least {least} "
+                f"relevant patterns, not {len(self.relevant)}."
+            )
 
     @property
     def in_shape(self) -> tuple[int, ...]:
@@ -61,22 +67,27 @@ class PatternPrompts(Task):
     def instance(self, key: PRNGKeyArray) -> "PatternPrompts":
         if self.tasks is None:
             return self
-        order = jr.uniform(key, self.shares.shape) - (cyclic_tasks(len(self.relevant)) > 0)
-        order = jnp.where(jnp.eye(len(order), dtype=bool), jnp.inf, order)
+        order = jr.uniform(key, self.shares.shape) - (cyclic_tasks(len(self.relevant), 1, self.per_class) > 0)
+        order = jnp.where(self._possible, order, jnp.inf)
         chosen = (jnp.argsort(jnp.argsort(order.ravel())) < self.tasks).reshape(order.shape)
         return eqx.tree_at(lambda t: t.shares, self, chosen / self.tasks)
 
     @property
     def unseen(self) -> "PatternPrompts":
         """The same prompts of the tasks whose share is 0."""
-        others = (self.shares == 0) & ~jnp.eye(len(self.shares), dtype=bool)
+        others = (self.shares == 0) & self._possible
         return eqx.tree_at(lambda t: t.shares, self, others / jnp.sum(others))
+
+    @property
+    def _possible(self) -> Array:
+        return all_tasks(len(self.relevant), self.per_class) > 0
 
     def shifted(self, coefficients: Float[Array, "M1_new M1"], K: float = 5.0) -> "PatternPrompts":
         """Out of domain: all tasks between the patterns μ'_j = Σ_i coefficients_ji μ_i, with irrelevant parts up to K
         (004 (6.8), (6.12))."""
         count = len(coefficients)
-        return replace(self, relevant=coefficients @ self.relevant, shares=all_tasks(count), K=K, tasks=None)
+        shares = all_tasks(count, self.per_class)
+        return replace(self, relevant=coefficients @ self.relevant, shares=shares, K=K, tasks=None)
 
     def held_out(self, key: PRNGKeyArray, size: int) -> Batch:
         return self.unseen.sample(key, size)
@@ -87,24 +98,25 @@ class PatternPrompts(Task):
         task = jr.choice(task_key, M1 * M1, (size,), p=self.shares.ravel())[:, None]
         a, b = task // M1, task % M1
         z = jr.rademacher(sign_key, (size,), self.label.dtype)
-        query = jnp.where(z > 0, a[:, 0], b[:, 0])
 
         u, v, w = jr.uniform(place_key, (3, size, self.length + 1))
-        rank = ((u - self.alpha) / jnp.maximum(1 - self.alpha, 1e-6) * (M1 - 2)).astype(jnp.int32)
-        rank = jnp.clip(rank, 0, M1 - 3)
-        # the rank counts patterns without the two decisive ones
-        rank = rank + (rank >= jnp.minimum(a, b))
-        rank = rank + (rank >= jnp.maximum(a, b))
-        pattern = jnp.where(u < self.alpha / 2, a, jnp.where(u < self.alpha, b, rank))
+        # the class of an example, 0 positive, 1 negative, from 2 on neither, and its place in the class
+        side, place = jnp.divmod(2 * u / self.alpha, 1.0)
+        side, place = side.at[:, -1].set(z < 0), place.at[:, -1].set(u[:, -1])
+        decisive = (jnp.where(side < 1, a, b) + (place * self.per_class).astype(jnp.int32)) % M1
+        positive, negative = ((jnp.arange(M1) - first) % M1 < self.per_class for first in (a, b))
+        others, count = jnp.argsort(positive | negative, axis=1), M1 - 2 * self.per_class
+        rank = ((u - self.alpha) / jnp.maximum(1 - self.alpha, 1e-6) * count).astype(jnp.int32)
+        other = jnp.take_along_axis(others, jnp.clip(rank, 0, count - 1), axis=1)
+        pattern = jnp.where(side < 2, decisive, other)
         k, coin = jnp.divmod(v * M2, 1.0)
-        sign = jnp.where(pattern == a, 1.0, jnp.where(pattern == b, -1.0, jnp.where(coin < 0.5, 1.0, -1.0)))
+        sign = jnp.where(side < 1, 1.0, jnp.where(side < 2, -1.0, jnp.where(coin < 0.5, 1.0, -1.0)))
 
-        pattern = pattern.at[:, -1].set(query)
         kappa = self.K * (2 * w - 1)
         x = self.relevant[pattern] + kappa[..., None] * self.irrelevant[k.astype(jnp.int32)]
         x = self.beta * x
         rows = prompt(x[:, :-1], sign[:, :-1, None] * self.label, x[:, -1])
-        return Batch(rows, z, {"pattern": pattern[:, :-1], "query_pattern": query, "sign": sign[:, :-1]})
+        return Batch(rows, z, {"pattern": pattern[:, :-1], "query_pattern": pattern[:, -1], "sign": sign[:, :-1]})
 
 
 def pattern_prompts(
@@ -114,22 +126,24 @@ def pattern_prompts(
     pattern_key, label_key = jr.split(jr.key(0) if key is None else key)
     patterns = orthonormal(pattern_key, M1 + M2, M1 + M2)
     q = orthonormal(label_key, 1, dy)[0]
-    return PatternPrompts(patterns[:M1], patterns[M1:], q, cyclic_tasks(M1, shifts), **fields)
+    shares = cyclic_tasks(M1, shifts, fields.get("per_class", 1))
+    return PatternPrompts(patterns[:M1], patterns[M1:], q, shares, **fields)
 
 
-def cyclic_tasks(M1: int, shifts: int = 1) -> Float[Array, "{M1} {M1}"]:
-    """Equal shares of the tasks (j, j + k mod M1), k = 1, …, shifts: every pattern has both labels `shifts` times
-    (004 Condition 6.3.2, §6.5)."""
-    if not 1 <= shifts < M1:
-        raise InputError(f"The shifts of {M1} patterns lie between 1 and {M1 - 1}, not {shifts}.")
+def cyclic_tasks(M1: int, shifts: int = 1, per_class: int = 1) -> Float[Array, "{M1} {M1}"]:
+    """Equal shares of the tasks (j, j + k mod M1), k = per_class, per_class + 1, … (`shifts` of them): every pattern
+    has both labels equally often (004 Condition 6.3.2, §6.5)."""
+    most = M1 - 2 * per_class + 1
+    if not 1 <= shifts <= most:
+        raise InputError(f"Shifts of {M1} patterns, {per_class} to a class, lie between 1 and {most}, not {shifts}.")
     distance = (np.arange(M1) - np.arange(M1)[:, None]) % M1
-    chosen = (distance >= 1) & (distance <= shifts)
+    chosen = (distance >= per_class) & (distance < per_class + shifts)
     return jnp.asarray(chosen / chosen.sum(), jnp.zeros(()).dtype)
 
 
-def all_tasks(M1: int) -> Float[Array, "{M1} {M1}"]:
-    """Equal shares of all M1 (M1 − 1) tasks."""
-    return cyclic_tasks(M1, M1 - 1)
+def all_tasks(M1: int, per_class: int = 1) -> Float[Array, "{M1} {M1}"]:
+    """Equal shares of all tasks whose classes do not overlap: M1 (M1 − 1) with one pattern to a class."""
+    return cyclic_tasks(M1, M1 - 2 * per_class + 1, per_class)
 
 
 def shifted_patterns(sum_1: float = 1.28, M1: int = 6) -> Float[np.ndarray, "3 {M1}"]:

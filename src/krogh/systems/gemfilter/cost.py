@@ -105,7 +105,8 @@ def seconds_per_token(model: Any, cache: Any, tokens: int, position: int) -> flo
             decode_step(model, cache, token, position)
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        # Other threads' calls must not spoil the recording.
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
             decode_step(model, cache, token, position)
         for _ in range(3):
             graph.replay()
