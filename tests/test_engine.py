@@ -167,6 +167,24 @@ def test_neither_records_nor_replica_batches_nor_probes_change_the_data_seen():
     assert same(plain, trained(snapshots=[13, 40]))
 
 
+def test_a_network_can_ask_for_few_replicas_at_once(monkeypatch):
+    class Alone(LinearAtZero):
+        at_once = 1
+
+    sizes, run = [], engine.Ensemble.run
+
+    def counted(self, *arguments):
+        sizes.append(self.group.size)
+        return run(self, *arguments)
+
+    monkeypatch.setattr(engine.Ensemble, "run", counted)
+    one_by_one, together = (
+        kr.train(TASK, network, adding_up(), 60, seeds=3, **settings).networks
+        for network, settings in ((Alone(), {}), (Alone(), {"replicas_at_once": 3}))
+    )
+    assert sizes == [1, 1, 1, 3] and same(one_by_one, together)
+
+
 def test_replicas_that_take_turns_go_the_same_way(monkeypatch):
     def trained():
         engine.forget_programs()
