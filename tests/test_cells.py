@@ -86,3 +86,20 @@ def test_what_takes_long_to_save_is_saved_less_often(tmp_path, monkeypatch):
         assert not checkpoint.due()
         now = 14.0 + 61.0
         assert checkpoint.due()
+
+
+def test_cells_of_other_processes_keep_their_order_and_are_kept(tmp_path, monkeypatch):
+    for name in ("SECONDS_BETWEEN_CHECKPOINTS", "SAVING_SHARE"):
+        monkeypatch.setattr(sys.modules[Checkpoint.__module__], name, 0.0)
+    for last, word in ((3, "first"), (5, "second")):
+        with workspace(tmp_path):
+            computations = {i: lambda i=i, word=word: (i, word, os.getpid()) for i in range(last)}
+            found = Cells(last).in_processes(computations)
+    assert [(i, word) for i, word, _ in found] == [
+        (0, "first"),
+        (1, "first"),
+        (2, "first"),
+        (3, "second"),
+        (4, "second"),
+    ]
+    assert os.getpid() not in {process for *_, process in found}

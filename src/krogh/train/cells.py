@@ -1,6 +1,7 @@
 """Experiments outside the engine, cell by cell: what is finished survives an interrupt."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from krogh.train.checkpoint import Checkpoint, current_workspace
@@ -29,3 +30,11 @@ class Cells:
             label = name if isinstance(name, str) else ", ".join(map(str, name))
             progress(label, self.done, self.total, 0.0)
         return self.values[name]
+
+    def in_processes(self, computations: Mapping[Any, Callable[[], Any]]) -> list[Any]:
+        """The cells of these names, as many computed at a time as there are cores."""
+        from joblib import Parallel, delayed
+
+        missing = [compute for name, compute in computations.items() if name not in self.values]
+        found = iter(Parallel(n_jobs=-1, return_as="generator")(delayed(compute)() for compute in missing))
+        return [self(name, partial(next, found)) for name in computations]

@@ -45,7 +45,7 @@ class Retrieval:
     keeps: tuple[int, ...] = (16, 32, 64)
     needles: int = 8
     prompts: int = 22
-    seeds: int = 8
+    seeds: int = 16
     device: str = "cpu"
 
     @property
@@ -182,11 +182,12 @@ def train_llama(s: Retrieval, seed: int) -> tuple[Any, dict[str, float]]:
     },
 )
 def retrieval(s: Retrieval) -> xr.Dataset:
-    from krogh.llm.measure import one_thread
-
     cells = Cells(s.seeds)
-    with one_thread():
-        networks = [cells(f"network {seed}", partial(_one_network, s, seed)) for seed in range(s.seeds)]
+    computations = {f"network {seed}": partial(_one_network, s, seed) for seed in range(s.seeds)}
+    if s.device == "cpu":
+        networks = cells.in_processes(computations)
+    else:
+        networks = [cells(name, compute) for name, compute in computations.items()]
     return xr.concat(networks, dim="seed")
 
 
@@ -194,6 +195,13 @@ SOURCE, PINNED = "gemfilter", "gemfilter + question"
 
 
 def _one_network(s: Retrieval, seed: int) -> xr.Dataset:
+    from krogh.llm.measure import one_thread
+
+    with one_thread():
+        return _measured(s, seed)
+
+
+def _measured(s: Retrieval, seed: int) -> xr.Dataset:
     import torch
 
     from krogh.llm import H2O, FullAttention, GemFilter, OneRun, SnapKV, Truncated, find_layer
