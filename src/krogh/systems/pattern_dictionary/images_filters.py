@@ -128,7 +128,9 @@ def gathering(run, seed: int, epochs: tuple[int, ...], agreement: np.ndarray) ->
         chosen = np.concatenate([low, high])
         triples.append([float(v) for v in split(rows[-1][chosen], jnp.arange(len(chosen)) < len(low))])
         change.append([float(np.mean(np.sum(unit(rows[a]) * unit(rows[a + 1]), -1))) for a in range(2)])
-        shown = chosen[:64] if len(rows[-1]) > 256 else np.arange(len(rows[-1]))
+        shown = np.arange(len(rows[-1]))
+        if len(shown) > 256:
+            shown = np.concatenate([low[:32], high[:32]])
         maps.append(np.stack([_padded(plane(r[shown]), 256) for r in rows]))
         sides.append(_padded(np.where(np.isin(shown, low), 1.0, np.where(np.isin(shown, high), 2.0, 0.0)), 256))
         centre = unit(rows[-1][low]).mean(0)
@@ -187,13 +189,25 @@ slowly = system.experiment(
     },
 )(both_labels)
 
+GATHERED = Filters((128, 256), seeds=2, precision="tensorfloat32")
+
 gathered = system.experiment(
     "fig-A.16",
     "ResNet(m) on airplane/automobile for 20 epochs: filters gather into clusters (also Fig A.17)",
     presets={
         "smoke": Filters((4,), train=200, batch=20, epochs=0),
         "quick": Filters((8,), train=1000, batch=50, epochs=4),
-        "paper": Filters((128, 256), seeds=2, precision="tensorfloat32"),
+        "paper": GATHERED,
+    },
+)(both_labels)
+
+gathered_fast = system.experiment(
+    "fig-A.16-fast",
+    "The same with ten times the rate, at which filters turn further",
+    presets={
+        "smoke": Filters((4,), train=200, batch=20, epochs=0, lr=0.1),
+        "quick": Filters((8,), train=1000, batch=50, epochs=4, lr=0.1),
+        "paper": replace(GATHERED, widths=(128,), lr=0.1),
     },
 )(both_labels)
 
@@ -230,12 +244,6 @@ def _judged(values: xr.DataArray, bound: float):
     return at_least(values, bound, over="seed") if values.size > 1 else at_least(float(values.squeeze()), bound)
 
 
-@gathered.claim(
-    "Fig A.16",
-    "In every stage the filters turn more in the first 3 epochs than in the 17 that follow",
-    source="§A.7.4, first observation",
-    presets=("paper",),
-)
 def early_change(ds: xr.Dataset):
     turned = 1 - ds.kept
     early, later = turned.sel(interval="first 3 epochs"), turned.sel(interval="later")
@@ -246,6 +254,37 @@ def early_change(ds: xr.Dataset):
             for stage in STAGES
         }
     )
+
+
+def clusters(ds: xr.Dataset):
+    parts = {}
+    for width in ds.width.values:
+        for stage in STAGES:
+            found = ds.triple.sel(width=width, stage=stage)
+            parts[f"{width} stage {stage} own"] = _judged(found.isel(part=slice(2)).min("part"), 0.4)
+            parts[f"{width} stage {stage} centres"] = _judged(-found.sel(part="centres"), 0.5)
+    return all_of(**parts)
+
+
+HARDLY = (
+    "The source gives no rate. At 0.01 with momentum 0.95 the networks reach 96.7 % (published: 95.75 % and 93.8 %) "
+    "while the filters stay within a cosine of 0.99 of their start: the clusters are halves of random directions."
+)
+for experiment, finding in ((gathered, HARDLY), (gathered_fast, None)):
+    experiment.claim(
+        "Fig A.16",
+        "In every stage the filters turn more in the first 3 epochs than in the 17 that follow",
+        source="§A.7.4, first observation",
+        presets=("paper",),
+    )(early_change)
+    experiment.claim(
+        "Fig A.17",
+        "In every stage the two clusters picked at the end have cosines to their own centre >= 0.4 and centres with a "
+        "cosine <= -0.5 (published: 0.43 to 0.74 and -0.51 to -0.97)",
+        source="§A.7.4, third observation; Figs A.16, A.17",
+        presets=("paper",),
+        finding=finding,
+    )(clusters)
 
 
 @slowly.figure
@@ -275,6 +314,7 @@ SERIES = (
 )
 
 
+@gathered_fast.figure
 @gathered.figure
 def filter_maps(ds: xr.Dataset):
     from krogh.lab.figures import new_figure
