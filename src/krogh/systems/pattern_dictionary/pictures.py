@@ -72,13 +72,15 @@ def show_maps(ds: xr.Dataset, variation: str | None = None):
         towards = part.cosine.isel(stage=-1).values > 0
         for ax, stage in zip(row, STAGES, strict=True):
             weights, stars = part.position.sel(stage=stage).values, part.star.sel(stage=stage).values
-            ax.scatter(*weights[towards].T, s=4, color="tab:red")
-            ax.scatter(*weights[~towards].T, s=4, color="tab:orange")
-            ax.scatter(*stars[0], marker="*", s=80, color="tab:red", edgecolor="black")
-            ax.scatter(*stars[1], marker="*", s=80, color="tab:orange", edgecolor="black")
+            ax.scatter(*stars[0], marker="*", s=140, color="tab:red", edgecolor="black")
+            ax.scatter(*stars[1], marker="*", s=140, color="tab:orange", edgecolor="black")
+            # the two neurons of a pair start at the same place
+            ax.scatter(*weights[towards].T, s=9, color="tab:red")
+            ax.scatter(*weights[~towards].T, s=3, color="tab:orange")
             best = float(part.cosine.sel(stage=stage).max())
             value = "" if variation is None else f"{variation} {part[variation].item()}, "
             ax.set(title=f"{value}{stage}, max cos {best:.3f}", xticks=[], yticks=[])
+            ax.set_aspect("equal", adjustable="datalim")
     return fig
 
 
