@@ -387,6 +387,9 @@ retrieval.claim(
     "the distance from the needle to the nearest kept token is 0 in >= 95 % of prompts at the filter layer and > 0 in "
     ">= 50 % at the first layer",
     source="Fig 9.5",
+    presets=("paper",),
+    finding="Of the small networks of `quick` most reach 100 % and a few have no such layer: 95.0 % over 48 of them, on "
+    "the bound.",
 )
 def distance_vanishes(ds: xr.Dataset):
     return all_of(
@@ -441,8 +444,7 @@ retrieval.claim(
     AS_BEFORE + "GemFilter and One-Run differ by <= 3 points at the trained length; beyond it GemFilter is no more "
     "than 1 point below One-Run",
     source="Fig G.4",
-    finding="GemFilter is ahead of One-Run at every length; at the trained one by a difference which few networks "
-    "cannot tell from 3 points",
+    finding="GemFilter is ahead of One-Run at every length; at the trained one by 9 points over 48 networks",
 )(partial(running_again, gem=PINNED))
 
 
