@@ -388,8 +388,8 @@ retrieval.claim(
     ">= 50 % at the first layer",
     source="Fig 9.5",
     presets=("paper",),
-    finding="Of the small networks of `quick` most reach 100 % and a few have no such layer: 95.0 % over 48 of them, on "
-    "the bound.",
+    finding="Of the small networks of `quick` most reach 100 % and a few have no such layer: 95.0 % over 48 of them, "
+    "on the bound.",
 )
 def distance_vanishes(ds: xr.Dataset):
     return all_of(
