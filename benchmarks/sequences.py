@@ -189,7 +189,7 @@ def main(json: bool = False, record: bool = False) -> None:
     ]
     for r, rate in ours.items():
         if on_cpu:
-            what = f"Markov chains in context at {r} replicas against a JAX loop"
+            what = f"Markov chains in context at {r} replica{'s' if r > 1 else ''} against a JAX loop"
             rows.append(measurement(f"sequences-jax-{r}", what, rate / theirs, ">= 1", rate >= theirs))
         elif r in BARS:
             what = "replica-steps per second on Markov chains in context"

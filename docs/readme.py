@@ -26,7 +26,8 @@ def engine_table() -> str:
     lines = ["| what | device | measured | bar | |", "| --- | --- | ---: | ---: | --- |"]
     for row in ledger.rows("engine"):
         cells = (f"{row['statement']} ({row['experiment']})", row["device"], f"{row['measured']:,.3g}", row["bound"])
-        lines.append("| " + " | ".join(cells) + f" | {row['verdict']} |")
+        judged = "" if row["bound"] == "none" else row["verdict"]
+        lines.append("| " + " | ".join(cells) + f" | {judged} |")
     return "\n".join(lines)
 
 
