@@ -1,5 +1,7 @@
 """GemFilter on tiny randomly initialised models of every family: selection, equality, eviction, errors."""
 
+import weakref
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -122,6 +124,29 @@ def test_the_filter_stops_at_its_layer_and_computes_no_more_of_it(model):
         hook.remove()
     assert set(ran) == {"mlp 0", "keys 0", "keys 1"} and ran.count("keys 1") == 3
     assert max(largest) == 16 and gem.layers_run == 1
+
+
+def test_the_filter_holds_one_layers_keys_and_no_chunk_of_queries(model, monkeypatch):
+    layers, others = [], []
+
+    def watched(model, ids, chunk, observe, stop):
+        def seen(*arguments):
+            others.append(sum(layer() is not None for layer in layers))
+            observe(*arguments)
+
+        for layer, held, hidden in walk(model, ids, chunk, seen, stop=stop):
+            layers.append(weakref.ref(held))
+            yield layer, held, hidden
+            del held
+
+    def scored(query, keys):
+        assert query.untyped_storage().nbytes() == query.nbytes
+        return row_scores(query, keys)
+
+    monkeypatch.setattr("krogh.llm.methods.walk", watched)
+    monkeypatch.setattr("krogh.llm.methods.row_scores", scored)
+    llm.GemFilter(model, 2, 8, chunk=8).scores(prompt(64)[0])
+    assert len(layers) == 3 and others == [0] * 3 * 8
 
 
 def test_each_row_choice_reads_its_own_row(model):

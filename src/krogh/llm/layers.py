@@ -31,10 +31,14 @@ def pooled(scores: Tensor, pool: str = "mean", kernel: int = 5) -> Tensor:
 def row_scores(query: Tensor, keys: Tensor) -> Tensor:
     """s[i, j] = Σ_heads q_i · k_j, raw: query (heads, rows, d), keys (kv heads, n, d) → (rows, n) (000 Algorithm 2).
 
-    Query heads that share a key head are summed first, so keys are never repeated.
+    Query heads that share a key head are summed first, so keys are never repeated, and one head's keys at a time are
+    made float32: all of them would be twice what a layer holds.
     """
     groups = query.reshape(keys.shape[0], -1, *query.shape[1:]).sum(1)
-    return torch.einsum("hrd,hnd->rn", groups.float(), keys.float())
+    scores = groups.new_zeros(groups.shape[1], keys.shape[1], dtype=torch.float32)
+    for group, key in zip(groups, keys, strict=True):
+        scores += group.float() @ key.float().T
+    return scores
 
 
 def top(scores: Tensor, keep: int, keep_last: int = 0) -> Tensor:

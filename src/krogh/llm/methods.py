@@ -160,13 +160,19 @@ class GemFilter(Rerun):
         queries: list[Tensor] = []
 
         def observe(layer: int, query: Tensor, key: Tensor, scaling: float) -> None:
-            if layer == self.layer:
-                queries.append(query[0, :, -1:] if self.row == "last" else query[0])
+            if layer < self.layer:
+                return
+            if self.row == "last":
+                queries[:] = [query[0, :, -1:].clone()]  # a view would hold its whole chunk
+            else:
+                queries.append(query[0])
 
         keys = None
         with own_attention(self.model), self.alone() if self.offload else nullcontext():
-            for _, held, _ in walk(self.model, ids[None], self.chunk, observe, stop=self.layer):
-                keys = held.held()[0][0]
+            for layer, held, _ in walk(self.model, ids[None], self.chunk, observe, stop=self.layer):
+                if layer == self.layer:
+                    keys = held.held()[0][0]
+                del held  # before the next layer's
         assert keys is not None
         if self.row == "largest":
             chunks = [pooled(row_scores(q, keys), self.pool, self.kernel) for q in queries]
