@@ -94,6 +94,13 @@ def curve_with_spread(
     return drawn
 
 
+def ticks_at(ax: Axes, values: Any) -> None:
+    """Plain numbers at these places of a logarithmic x axis, and no others; of many, about six."""
+    shown = np.asarray(values)[:: -(-len(values) // 6)]
+    ax.set_xticks(shown, [f"{value:g}" for value in shown])
+    ax.set_xticks([], minor=True)
+
+
 def theory(ax: Axes, x: Any, y: Any, label: str | None = "theory") -> Any:
     """What is predicted: black and dashed, over everything else."""
     return ax.plot(np.asarray(x), np.asarray(y), color="black", linestyle="--", linewidth=1, label=label, zorder=5)[0]

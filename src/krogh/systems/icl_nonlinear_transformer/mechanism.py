@@ -231,6 +231,7 @@ def plot_attention(ds: xr.Dataset):
 def plot_neurons(ds: xr.Dataset):
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import Normalize
+    from matplotlib.ticker import MaxNLocator
 
     figure, axes = new_figure(2, size=(6.8, 3.2), subplot_kw={"projection": "polar"})
     one = ds.isel(seed=0)
@@ -243,7 +244,7 @@ def plot_neurons(ds: xr.Dataset):
             ax.plot(angle, size, color="0.8", linewidth=0.5)
             ax.scatter(angle, size, c=ds.step, s=6, cmap="viridis")
         ax.set(thetamin=0, thetamax=180)
-        ax.locator_params(axis="y", nbins=3)
+        ax.set_rticks(MaxNLocator(3).tick_values(0, ax.get_rmax()))
     axes[0].set_title("c: features of 5 neurons, angle to the mean pattern", fontsize=7)
     axes[1].set_title("d: labels of 10 neurons, angle to q (5 with $a_i$ > 0, 5 with < 0)", fontsize=7)
     scale = ScalarMappable(Normalize(0, float(ds.step[-1])), "viridis")

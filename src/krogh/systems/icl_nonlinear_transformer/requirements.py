@@ -6,7 +6,7 @@ import numpy as np
 import xarray as xr
 
 from krogh.lab import all_of, at_least, at_most, between
-from krogh.lab.figures import COLOURS, curve_with_spread, new_figure, reported, theory
+from krogh.lab.figures import COLOURS, curve_with_spread, new_figure, reported, theory, ticks_at
 from krogh.lab.statistics import power_law
 from krogh.lab.times import first_time
 from krogh.probes.basic import accuracy, outputs_on
@@ -77,6 +77,7 @@ def plot_steps_by_alpha(ds: xr.Dataset):
     scale = float(np.exp(np.mean(np.log(middle / ds.predicted))))
     theory(left, ds.alpha, scale * ds.predicted, "α^(−2/3)")
     left.set(xscale="log", yscale="log", xlabel="share α of decisive examples", ylabel="training steps")
+    ticks_at(left, ds.alpha.values)
     left.legend()
     scaled = ds.assign_coords(alpha=ds.alpha ** (-2 / 3)).time
     curve_with_spread(right, scaled, x="alpha", marker="o")
@@ -162,6 +163,7 @@ def plot_step_law(ds: xr.Dataset):
         middle = ds[f"by_{name}"].median("seed").values
         theory(ax, x, law * np.exp(np.mean(np.log(middle / law))), "(6.10), (E.62)")
         ax.set(xscale="log", yscale="log", xlabel={"eta": "η", "beta": "β", "delta": "δ"}.get(name, name))
+        ticks_at(ax, x)
         ax.set_title(f"exponent {power_law(x, middle)[0]:.2f}" if len(x) > 1 and np.isfinite(middle).all() else "")
     axes[0].set_ylabel("steps to loss < 0.05")
     axes[0].legend()
