@@ -22,8 +22,8 @@ METHODS = ("full", "snapkv", "gemfilter")
 
 @dataclass(frozen=True)
 class Cost:
-    """`models`: llama, nemo, phi, or small (for CPUs). `few`: from this length on two runs and no warm-up, the same
-    kernels being warm from shorter prompts, and a run taking seconds.
+    """`models`: llama, nemo, phi, or small (for CPUs). `few`: from this length on a run takes seconds, and two of them
+    follow each other without a warm-up but the one of every model.
 
     On a CPU, seconds are those of the process on one thread.
     """
@@ -69,6 +69,16 @@ def random_model(shape: Shape, device: str, dtype: str) -> Any:
     torch.manual_seed(0)
     with check_device(device):
         return AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype)).eval()
+
+
+def warmed(model: Any, n: int, chunk: int) -> Any:
+    """The model after a prompt of n tokens, whose kernels are the first of the process and slow."""
+    import torch
+
+    from krogh.llm import FullAttention
+
+    FullAttention(model, chunk=chunk).prefill(torch.ones(n, dtype=torch.long, device=model.device))
+    return model
 
 
 def decode_step(model: Any, cache: Any, token: Any, position: int) -> Any:
@@ -214,8 +224,11 @@ def _cost(s: Cost) -> xr.Dataset:
     linear, quadratic = np.zeros((grid[0], grid[2])), np.zeros((grid[0], grid[2]))
     bytes_predicted, cache_predicted = np.zeros(grid), np.zeros(grid)
     cells = Cells(int(np.prod(grid)))
-    # One model at a time is in memory, and none whose cells are all there.
-    model_of = lru_cache(1)(partial(random_model, device=s.device, dtype=s.dtype))
+
+    @lru_cache(1)  # one model at a time is in memory, and none whose cells are all there
+    def model_of(shape: Shape) -> Any:
+        return warmed(random_model(shape, s.device, s.dtype), min(s.lengths), s.chunk)
+
     for row, shape in enumerate(shapes):
         for column, n in enumerate(s.lengths):
             linear[row, column], quadratic[row, column] = shape.prefill_flops(n)
