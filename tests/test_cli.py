@@ -279,9 +279,12 @@ def test_an_interrupt_does_not_wait_for_the_program_on_the_device(tmp_path):
         text=True,
     )
     assert process.stderr is not None
-    next(line for line in process.stderr if "Finished XLA compilation of jit(run)" in line)
-    time.sleep(1)
-    process.send_signal(signal.SIGINT)
-    _, told = process.communicate(timeout=30)
+    try:
+        next(line for line in process.stderr if "Compiling jit(run)" in line)
+        time.sleep(3)
+        process.send_signal(signal.SIGINT)
+        _, told = process.communicate(timeout=30)
+    finally:
+        process.kill()
     assert process.returncode == 130
     assert "stopped: finished parts are kept" in told
