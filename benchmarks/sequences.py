@@ -180,7 +180,8 @@ def main(json: bool = False, record: bool = False) -> None:
         lines[name] = rate
         return rate
 
-    ours = {r: measured(f"krogh.train, {r} replica{'s' if r > 1 else ''}", engine(r, steps[r])) for r in replicas}
+    many = {r: f"{r} replica{'s' if r > 1 else ''}" for r in replicas}
+    ours = {r: measured(f"krogh.train, {many[r]}", engine(r, steps[r])) for r in replicas}
     theirs = measured("by hand in JAX", by_hand(40 if on_cpu else 2000))
     drawn_once = engine(16, steps[16], batch=None, samples=BATCH)
     share = 1 - ours[16] / measured("krogh.train, 16, drawn once", drawn_once)
@@ -189,7 +190,7 @@ def main(json: bool = False, record: bool = False) -> None:
     ]
     for r, rate in ours.items():
         if on_cpu:
-            what = f"Markov chains in context at {r} replica{'s' if r > 1 else ''} against a JAX loop"
+            what = f"Markov chains in context at {many[r]} against a JAX loop"
             rows.append(measurement(f"sequences-jax-{r}", what, rate / theirs, ">= 1", rate >= theirs))
         elif r in BARS:
             what = "replica-steps per second on Markov chains in context"

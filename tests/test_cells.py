@@ -7,14 +7,20 @@ import sys
 import textwrap
 from pathlib import Path
 
+import pytest
+
 from krogh.train import cells as module
 from krogh.train.cells import Cells
 from krogh.train.checkpoint import Checkpoint, workspace
 
 
-def test_finished_cells_are_not_computed_again(tmp_path, monkeypatch):
+@pytest.fixture
+def every_cell_is_saved(monkeypatch):
     for name in ("SECONDS_BETWEEN_CHECKPOINTS", "SAVING_SHARE"):
         monkeypatch.setattr(sys.modules[Checkpoint.__module__], name, 0.0)
+
+
+def test_finished_cells_are_not_computed_again(tmp_path, every_cell_is_saved):
     ran, told = [], []
 
     def compute(i):
@@ -88,9 +94,7 @@ def test_what_takes_long_to_save_is_saved_less_often(tmp_path, monkeypatch):
         assert checkpoint.due()
 
 
-def test_cells_of_other_processes_keep_their_order_and_are_kept(tmp_path, monkeypatch):
-    for name in ("SECONDS_BETWEEN_CHECKPOINTS", "SAVING_SHARE"):
-        monkeypatch.setattr(sys.modules[Checkpoint.__module__], name, 0.0)
+def test_cells_of_other_processes_keep_their_order_and_are_kept(tmp_path, every_cell_is_saved):
     for last, word in ((3, "first"), (5, "second")):
         with workspace(tmp_path):
             computations = {i: lambda i=i, word=word: (i, word, os.getpid()) for i in range(last)}

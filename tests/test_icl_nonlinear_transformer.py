@@ -97,7 +97,7 @@ def test_other_patterns_are_equally_likely(task):
     np.testing.assert_allclose(count, [0.15, 0.2, 0.15, 0.15, 0.2, 0.15], atol=0.006)
 
 
-def test_classes_of_several_patterns(task):
+def test_classes_of_several_patterns():
     several = pattern_prompts(8, per_class=2, alpha=0.6)
     seen, unseen = np.asarray(several.shares) > 0, np.asarray(several.unseen.shares) > 0
     assert seen.sum() == 8 and unseen.sum() == 32 and not (seen & unseen).any()
@@ -114,6 +114,8 @@ def test_classes_of_several_patterns(task):
     np.testing.assert_allclose(np.bincount(query, minlength=8)[[7, 0, 3, 4]] / 4000, 0.25, atol=0.03)
     with pytest.raises(InputError, match="at least 5 relevant patterns, not 4"):
         pattern_prompts(4, per_class=2, shifts=1)
+    with pytest.raises(InputError, match="patterns in a class"):
+        pattern_prompts(6, per_class=0)
 
 
 def test_the_cycle_is_balanced_and_unseen_tasks_are_the_others(task):

@@ -238,7 +238,7 @@ def verify(
         claims = [claim for claim in experiment.claims if not _needs(experiment, claim, preset)]
         verdicts = [judge(experiment, claim, preset, result) for claim in claims]
         if not own and not no_record:
-            known = {(e.id, claim.id, preset) for e, claim in experiment.system.claims for preset in claim.presets}
+            known = {(e.id, claim.id, name) for e, claim in experiment.system.claims for name in claim.presets}
             ledger.record_rows(verdicts, known)
         rows += verdicts
     skipped = [

@@ -9,7 +9,7 @@ import jax.random as jr
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from krogh.errors import InputError
+from krogh.errors import InputError, check_integer
 from krogh.tasks.base import Batch, Task
 from krogh.tasks.prompts import orthonormal, prompt
 
@@ -43,11 +43,11 @@ class PatternPrompts(Task):
     tasks: float | Array | None = None
 
     def __check_init__(self):
-        least = 2 * self.per_class + 1
-        if self.per_class < 1 or len(self.relevant) < least:
+        least = 2 * check_integer("the number of patterns in a class", self.per_class, least=1) + 1
+        if len(self.relevant) < least:
             raise InputError(
-                f"Prompts with {self.per_class} patterns in either class (per_class, at least 1) need at least {least} "
-                f"relevant patterns, not {len(self.relevant)}."
+                f"Prompts with {self.per_class} pattern(s) in either class need at least {least} relevant patterns, "
+                f"not {len(self.relevant)}."
             )
 
     @property

@@ -81,7 +81,7 @@ def _plateau(loss: xr.DataArray) -> xr.DataArray:
 def sudden(ds: xr.Dataset):
     loss = ds.loss.sel(T=10).isel(step=slice(1, None))
     return all_of(
-        learned=share_at_least(first_time(loss <= LEARNED) <= 3000, 0.8, over="seed"),
+        learned=share_at_least(first_time(loss < LEARNED) <= 3000, 0.8, over="seed"),
         plateau=at_least(_plateau(loss), 0.6, over="seed"),
     )
 
@@ -105,7 +105,7 @@ def plateau_first(ds: xr.Dataset):
     presets=("paper",),
 )
 def longer(ds: xr.Dataset):
-    return share_at_least(np.isfinite(first_time(ds.loss.sel(T=15) <= LEARNED)), 0.8, over="seed")
+    return share_at_least(np.isfinite(first_time(ds.loss.sel(T=15) < LEARNED)), 0.8, over="seed")
 
 
 @parities.figure
@@ -115,7 +115,7 @@ def plot_parities(ds: xr.Dataset) -> "Figure":
         cell = ds.loss.sel(T=T)
         ax.plot(ds.step, cell.transpose("step", "seed"), color=COLOURS[0], alpha=0.5, linewidth=0.7)
         reported(ax, math.log(2), "chance")
-        learned = np.isfinite(first_time(cell <= LEARNED)).mean()
+        learned = np.isfinite(first_time(cell < LEARNED)).mean()
         ax.set(xlabel="iteration", title=f"T = {T}: {float(learned):.0%} of {ds.sizes['seed']} seeds learn")
     axes[0, 0].set_ylabel("training loss")
     axes[0, 0].legend()
