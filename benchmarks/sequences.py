@@ -180,28 +180,29 @@ def main(json: bool = False, record: bool = False) -> None:
         lines[name] = rate
         return rate
 
+    def noted(name: str, what: str, value: float, bar: float | None) -> None:
+        """Recorded at once: nothing is lost when the rest is stopped."""
+        judged = ("none", None) if bar is None else (f">= {bar:g}", value >= bar)
+        if record:
+            record_rows([measurement(f"sequences-{name}", what, value, *judged)])
+
     many = {r: f"{r} replica{'s' if r > 1 else ''}" for r in replicas}
-    ours = {r: measured(f"krogh.train, {many[r]}", engine(r, steps[r])) for r in replicas}
+    ours = {}
+    for r in replicas:
+        ours[r] = measured(f"krogh.train, {many[r]}", engine(r, steps[r]))
+        if not on_cpu and r in BARS:
+            noted(f"rate-{r}", "replica-steps per second on Markov chains in context", ours[r], BARS[r])
     theirs = measured("by hand in JAX", by_hand(40 if on_cpu else 2000))
-    drawn_once = engine(16, steps[16], batch=None, samples=BATCH)
-    share = 1 - ours[16] / measured("krogh.train, 16, drawn once", drawn_once)
-    rows = [
-        measurement("sequences-sampling", "share of a step spent on drawing Markov chains", share, "none", None),
-    ]
-    for r, rate in ours.items():
-        if on_cpu:
-            what = f"Markov chains in context at {many[r]} against a JAX loop"
-            rows.append(measurement(f"sequences-jax-{r}", what, rate / theirs, ">= 1", rate >= theirs))
-        elif r in BARS:
-            what = "replica-steps per second on Markov chains in context"
-            rows.append(measurement(f"sequences-rate-{r}", what, rate, f">= {BARS[r]}", rate >= BARS[r]))
+    if on_cpu:
+        for r, rate in ours.items():
+            noted(f"jax-{r}", f"Markov chains in context at {many[r]} against a JAX loop", rate / theirs, 1)
     if find_spec("torch"):
         torch = measured("by hand in PyTorch", torch_loop(12 if on_cpu else 100))
         what = "Markov chains in context at 16 replicas against a PyTorch loop over seeds"
-        ratio = ours[16] / torch
-        rows.append(measurement("sequences-torch-16", what, ratio, ">= 10", ratio >= 10))
-    if record:
-        record_rows(rows)
+        noted("torch-16", what, ours[16] / torch, 10)
+    drawn_once = engine(16, steps[16], batch=None, samples=BATCH)
+    share = 1 - ours[16] / measured("krogh.train, 16, drawn once", drawn_once)
+    noted("sampling", "share of a step spent on drawing Markov chains", share, None)
     device = jax.devices()[0].device_kind
     if json:
         print(json_format.dumps({"device": device, "replica_steps_per_second": lines, "sampling": share}, indent=1))

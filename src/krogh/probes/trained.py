@@ -22,5 +22,4 @@ def over_networks(networks: Any, measure: Callable[[Any, PRNGKeyArray], Any], se
     def one(row: tuple[Any, PRNGKeyArray]) -> Any:
         return measure(eqx.combine(row[0], rest), row[1])
 
-    with jax.default_matmul_precision("highest"):
-        return jax.device_get(jax.jit(lambda a, k: jax.lax.map(one, (a, k)))(arrays, keys))
+    return jax.device_get(jax.jit(lambda a, k: jax.lax.map(one, (a, k)))(arrays, keys))

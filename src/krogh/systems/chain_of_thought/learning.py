@@ -159,5 +159,4 @@ def _in_turn(function: Callable[..., Any], *columns: Array) -> Any:
         out_specs=rows,
         check_vma=False,
     )
-    with jax.default_matmul_precision("highest"):
-        return jax.jit(mapped)(*columns)
+    return jax.jit(mapped)(*columns)

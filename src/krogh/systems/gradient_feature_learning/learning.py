@@ -42,8 +42,9 @@ def with_ridge_head(network: TwoLayer, train: Batch, relative: float = RIDGE) ->
 
 
 def test_accuracy(network: TwoLayer, train: Batch, test: Batch, relative: float = RIDGE) -> Float[Array, ""]:
-    """Accuracy of the network with the least-squares head."""
-    return jnp.mean(correct(with_ridge_head(network, train, relative)(test.x), test.y))
+    """Accuracy of the network with the least-squares head; not a number where its system could not be solved."""
+    outputs = with_ridge_head(network, train, relative)(test.x)
+    return jnp.where(jnp.isfinite(outputs).all(), jnp.mean(correct(outputs, test.y)), jnp.nan)
 
 
 def hinge(network: Callable[[Array], Array], batch: Batch) -> Float[Array, ""]:

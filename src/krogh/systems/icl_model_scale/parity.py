@@ -257,8 +257,7 @@ def _energies(heads: tuple[Heads, Heads], s: Behaviour) -> xr.Dataset:
         Xi = jax.random.rademacher(key, (size, M, d), jnp.float32).mean(axis=1)
         return jnp.stack([jnp.mean(jnp.sum((Xi @ jnp.asarray(p, jnp.float32)) ** 2, axis=1)) for p in P])
 
-    with jax.default_matmul_precision("highest"):
-        energy = over_seeds(measure, batches)
+    energy = over_seeds(measure, batches)
     return xr.Dataset(
         {"trace": ("model", [np.trace(p) for p in P]), "energy": (("noise_batch", "model"), energy)},
         coords={"model": ["small", "large"]},
@@ -299,8 +298,7 @@ def _sampled(heads: tuple[Heads, Heads], k: int, gamma: float, s: Behaviour) -> 
 
             return jax.vmap(one)(jnp.array([0.0, 1.0]))
 
-        with jax.default_matmul_precision("highest"):
-            found = over_seeds(measure, batches)
+        found = over_seeds(measure, batches)
         rows.append([a.reshape(20, -1, 2, 2).mean(axis=1) for a in found])
     dims = ("M", "batch", "tasks", "model")
     names = ("accuracy", "hinge", "distance")

@@ -77,8 +77,7 @@ def population(s: Population) -> xr.Dataset:
         x, y = jnp.split(noisy.sample(jax.random.fold_in(key, 1), size).x[:, 0], [d], axis=1)
         return jnp.mean((guess - batch.y) ** 2, axis=1) / 2, (y * x).T @ (y * x) / size
 
-    with jax.default_matmul_precision("highest"):
-        loss, moment = over_seeds(measure, batches)
+    loss, moment = over_seeds(measure, batches)
     closed = [pretraining_loss(U[i], float(u[i]), covariance, s.N) + np.trace(covariance) / 2 for i in range(s.draws)]
     # a basis in single precision is not quite orthonormal: the covariance has eigenvalues of its own
     unrestricted = optimal_loss(np.linalg.eigvalsh(covariance)[::-1], s.N, d)

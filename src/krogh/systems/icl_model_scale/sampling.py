@@ -60,8 +60,7 @@ def sampled_losses(
         by_flip = jax.vmap(one, in_axes=(None, 0))
         return jax.vmap(by_flip, in_axes=(0, None))(jnp.asarray(sigmas), jnp.asarray(flips))
 
-    with jax.default_matmul_precision("highest"):
-        error, accuracy = over_seeds(measure, batches)
+    error, accuracy = over_seeds(measure, batches)
     dims = ("batch", "sigma", "flip", "rank")
     return xr.Dataset(
         {"error": (dims, error), "accuracy": (dims, accuracy)},

@@ -3,7 +3,6 @@
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,6 +12,7 @@ from jaxtyping import Array, Float, Int
 from krogh.lab import all_of, at_least
 from krogh.lab.figures import COLOURS, curve_with_spread, new_figure, reported
 from krogh.nn.decoder import CausalTransformer
+from krogh.probes.trained import over_networks
 from krogh.systems.icl_model_scale import system
 from krogh.tasks.sentiment_prompts import SentimentPrompts, at_labels
 from krogh.train import Adam, Run, train
@@ -41,6 +41,7 @@ class Sentiment:
     shown: int = 100
     records: int = 20
     seeds: int = 8
+    precision: str = "highest"
 
 
 # two cores, two minutes: a tenth of the words in shorter sentences, two sizes
@@ -70,16 +71,9 @@ def _trained(s: Sentiment, size: tuple[int, int, int]) -> tuple[SentimentPrompts
     network = CausalTransformer(layers, heads, width, mlp=4 * width, positions="relative", scale=width**-0.5)
     adam = Adam(lr=s.lr, batch=s.batch, loss=label_loss, schedule=LinearDecay(s.steps))
     every = max(1, s.steps // s.records)
-    return task, train(task, network, adam, s.steps, seeds=s.seeds, probes=[in_context], every=every)
-
-
-def _of_all(run: Run, measure: Any) -> Any:
-    """`measure(network, key)` of every seed's trained network, one after the other."""
-    arrays, rest = eqx.partition(run.networks, eqx.is_array)
-    keys = jax.vmap(jax.random.key)(jnp.arange(len(run.data.seed)) + 10_000)
-    look = jax.jit(lambda a, k: jax.lax.map(lambda one: measure(eqx.combine(one[0], rest), one[1]), (a, k)))
-    with jax.default_matmul_precision("highest"):
-        return jax.device_get(look(jax.tree.map(jnp.asarray, arrays), keys))
+    return task, train(
+        task, network, adam, s.steps, seeds=s.seeds, probes=[in_context], every=every, precision=s.precision
+    )
 
 
 def _names(s: Sentiment) -> list[str]:
@@ -97,7 +91,7 @@ def _names(s: Sentiment) -> list[str]:
             words=8, length=3, examples=4, sizes=((8, 1, 1), (8, 2, 1)), steps=20, batch=8, seeds=2, prompts=20
         ),
         "quick": SMALL,
-        "paper": Sentiment(seeds=16),
+        "paper": Sentiment(steps=4000, seeds=16, precision="tensorfloat32"),
     },
     stand_in="decoders of up to a million parameters on synthetic prompts for Llama models on GLUE and Subj",
 )
@@ -114,7 +108,7 @@ def flipped_labels(s: Sentiment) -> xr.Dataset:
 
             return jax.lax.map(right, jnp.asarray(s.flips))
 
-        accuracy.append(_of_all(run, measure))
+        accuracy.append(over_networks(run.networks, measure))
         curves.append(run.data[["kept", "inverted", "loss"]])
     ds = xr.concat(curves, "size").assign_coords(size=_names(s), flip=list(s.flips))
     return ds.assign(accuracy=(("size", "seed", "flip"), np.stack(accuracy)))
@@ -173,7 +167,7 @@ def plot_flipped_labels(ds: xr.Dataset) -> "Figure":
             shown=10,
         ),
         "quick": replace(SMALL, irrelevant=3, examples=8, steps=600),
-        "paper": Sentiment(irrelevant=6, seeds=16),
+        "paper": Sentiment(irrelevant=6, steps=4000, seeds=16, precision="tensorfloat32"),
     },
     stand_in="decoders of up to a million parameters on synthetic prompts for Llama 2 on SST-2 with GSM-IC",
 )
@@ -196,7 +190,7 @@ def irrelevant_words(s: Sentiment) -> xr.Dataset:
 
             return jax.lax.map(look, jnp.array([0.0, 1.0]))
 
-        found = _of_all(run, measure)
+        found = over_networks(run.networks, measure)
         share.append(found[0])
         norms.append(found[1])
         curves.append(run.data[["kept", "inverted"]].isel(step=-1, drop=True))

@@ -270,7 +270,11 @@ HARDLY = (
     "The source gives no rate. At 0.01 with momentum 0.95 the networks reach 96.7 % (published: 95.75 % and 93.8 %) "
     "while the filters stay within a cosine of 0.99 of their start: the clusters are halves of random directions."
 )
-for experiment, finding in ((gathered, HARDLY), (gathered_fast, None)):
+LOOSE = (
+    "At rate 0.1 the two clusters lie opposite each other as published (centres -0.58 to -0.77, published -0.51 to "
+    "-0.97), but are looser: filters have cosines 0.14 to 0.35 to their own centre (2 networks)."
+)
+for experiment, finding in ((gathered, HARDLY), (gathered_fast, LOOSE)):
     experiment.claim(
         "Fig A.16",
         "In every stage the filters turn more in the first 3 epochs than in the 17 that follow",
