@@ -1,5 +1,7 @@
 """Facts about attention, decoders and prompts."""
 
+from functools import partial
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -139,6 +141,23 @@ def test_the_output_bias_is_added():
     bias, x = jnp.arange(5.0), jnp.array([4, 0, 2])
     moved = eqx.tree_at(lambda n: n.output_bias, network, bias)
     np.testing.assert_allclose(moved(x) - network(x), bias, atol=1e-5)
+
+
+def test_the_question_all_inputs_share_is_asked_once_and_gets_the_same_answers():
+    network = SymbolTransformer(heads=2, emb=8, attn=4).build(ModularAddition(5, 3), jax.random.key(0))
+    x = jnp.array([[4, 0, 2], [1, 1, 3]])
+
+    def position_by_position(network, x):
+        return network.norm(network.blocks[0](network.sequence(x)))[-1] @ network.output + network.output_bias
+
+    np.testing.assert_allclose(
+        jax.vmap(network)(x), jax.vmap(partial(position_by_position, network))(x), rtol=1e-5, atol=1e-6
+    )
+    slopes = [
+        eqx.filter_grad(lambda n, f=f: jnp.sum(jax.vmap(partial(f, n))(x) ** 3))(network)
+        for f in (type(network).__call__, position_by_position)
+    ]
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4), *slopes)
 
 
 def test_dropout_masks_keep_the_mean_and_drop_the_share():

@@ -87,7 +87,8 @@ def curve_with_spread(
     """The median over replicas against x, with the band between two quantiles; censored values may be inf."""
     names = [name for name in ((over,) if isinstance(over, str) else over) if name in values.dims]
     table = np.asarray(values.transpose(x, *names)).astype(float).reshape(values.sizes[x], -1)
-    low, middle, high = (np.nanquantile(table, q, axis=1, method="inverted_cdf") for q in (band[0], 0.5, band[1]))
+    low, high = (np.nanquantile(table, q, axis=1, method="inverted_cdf") for q in band)
+    middle = np.nanmedian(table, axis=1)
     (drawn,) = ax.plot(values[x], middle, label=label, **line)
     if table.shape[1] > 1:
         ax.fill_between(values[x], low, high, color=drawn.get_color(), alpha=0.2, linewidth=0)

@@ -72,10 +72,14 @@ class Decoder(eqx.Module):
                 sequence = self.embedded()[symbols]
         else:
             sequence = x @ self.embedded()
+        return self._placed(sequence)
+
+    def _placed(self, sequence: Float[Array, "n emb"], first: int = 0) -> Float[Array, "n emb"]:
+        """With the positions from `first` on added."""
         if self.positions is None:
             return sequence
         positions = self.positions.value if isinstance(self.positions, Buffer) else self.positions
-        return sequence + positions[: len(sequence)]
+        return sequence + positions[first : first + len(sequence)]
 
     def _run(self, x: Array, masks: list[list[Array]] | None) -> Array:
         sequence = self.sequence(x)
@@ -83,7 +87,12 @@ class Decoder(eqx.Module):
             sequence = sequence * masks[0][0]
         for i, block in enumerate(self.blocks):
             first = len(sequence) - 1 if self.reads == "last" and i == len(self.blocks) - 1 else 0
-            sequence = block(sequence, first, masks[i + 1]) if masks else block(sequence, first)
+            if masks:
+                sequence = block(sequence, first, masks[i + 1])
+            elif first and i == 0 and self.closing:
+                sequence = block.closed(sequence, self._placed(self.embedded()[-1:], first)[0])
+            else:
+                sequence = block(sequence, first)
         return self._answer((sequence if self.norm is None else self.norm(sequence)) @ self.output)
 
     def _on_symbols(self, x: Int[Array, "*batch n"]) -> Array:
