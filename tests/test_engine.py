@@ -205,20 +205,22 @@ def test_the_largest_array_is_found_inside_loops():
     assert largest_array(jax.make_jaxpr(function)(jnp.ones(50)).jaxpr) == 4 * 50**2
 
 
-def test_a_compiler_without_memory_gets_fewer_replicas(monkeypatch):
+@pytest.mark.parametrize("part", ["_options", "_compiled"])
+def test_without_memory_to_compile_or_to_run_there_are_fewer_replicas(monkeypatch, part):
     spec = kr.spec(TASK, LinearAtZero(), adding_up(), 37, seeds=9)
-    whole, compiled = kr.sweep(spec), []
+    whole, tried, original = kr.sweep(spec), [], getattr(engine.Ensemble, part)
 
-    def options(self, slots):
-        compiled.append(slots)
-        if slots > 4:
+    def short_of_memory(self, *arguments):
+        slots = arguments[0] if part == "_options" else arguments[2][0].status.shape[0]
+        tried.append(slots)
+        if slots > 4 and len(tried) > 1:
             raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory")
-        return {}
+        return original(self, *arguments)
 
     monkeypatch.setattr(engine, "_programs", {})
-    monkeypatch.setattr(engine.Ensemble, "_options", options)
+    monkeypatch.setattr(engine.Ensemble, part, short_of_memory)
     assert same(kr.sweep(spec).networks, whole.networks)
-    assert max(compiled) > 4 >= compiled[-1]
+    assert max(tried) > 4 >= tried[-1]
 
 
 def test_streams_can_be_held_apart():

@@ -89,6 +89,16 @@ class TooLarge(Exception):
     def __init__(self, needed: float, budget: float):
         self.needed, self.budget = needed, budget
 
+    @classmethod
+    def of(cls, error: Exception) -> "TooLarge":
+        """What an exception says about memory; any other is raised again."""
+        if isinstance(error, TooLarge):
+            return error
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise error
+        # Choosing kernels or running took more than there is; how much more is not told.
+        return cls(2 * memory_budget(), memory_budget())
+
 
 class Meter:
     """Counts replica-steps for the workspace's progress."""
@@ -235,14 +245,7 @@ class Ensemble:
                     out_specs=(across, PartitionSpec(None, "replica")),
                     check_vma=False,
                 )
-            lowered = jax.jit(mapped, donate_argnums=0).lower(*arguments)
-            try:
-                program = lowered.compile(self._options(slots))
-            except jax.errors.JaxRuntimeError as error:
-                if "RESOURCE_EXHAUSTED" not in str(error):
-                    raise
-                # Choosing kernels already took more than there is; how much more is not told.
-                raise TooLarge(2 * memory_budget(), memory_budget()) from None
+            program = jax.jit(mapped, donate_argnums=0).lower(*arguments).compile(self._options(slots))
             memory = program.memory_analysis()
             if memory is not None:
                 needed = memory.temp_size_in_bytes + memory.argument_size_in_bytes + memory.output_size_in_bytes
@@ -453,7 +456,8 @@ def run_group(group: Group, replicas_at_once: int | None, label: str) -> Result:
 
         try:
             batch = Ensemble(group.part(slice(done, done + at_once)), meter).run(journal, save)
-        except TooLarge as large:
+        except (TooLarge, jax.errors.JaxRuntimeError) as error:
+            large = TooLarge.of(error)
             if at_once <= jax.local_device_count() or replicas_at_once:
                 raise InputError(
                     f"{at_once} replicas at once need {large.needed / 2**30:.1f} GiB on each device, which may use "
@@ -461,6 +465,7 @@ def run_group(group: Group, replicas_at_once: int | None, label: str) -> Result:
                     " or set replicas_at_once lower"
                 ) from None
             at_once = max(jax.local_device_count(), int(0.9 * at_once * large.budget / large.needed))
+            journal = None
             continue
         batches.append(batch)
         journal = None
