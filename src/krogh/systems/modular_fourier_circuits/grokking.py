@@ -28,8 +28,8 @@ EVALUATED = 2048
 
 @dataclass(frozen=True)
 class Grokking:
-    """`cases`: k, p and steps of each panel. A narrower Transformer takes a larger learning rate. With `stops` a
-    replica ends once both times are known; its curves stay where they are from there on."""
+    """`cases`: k, p and steps of each panel. A narrower Transformer takes a larger learning rate. A replica ends once
+    both times are known; its curves stay where they are from there on."""
 
     cases: tuple[tuple[int, int, int], ...] = ((2, 31, 1000), (3, 11, 1500), (4, 7, 2000), (5, 5, 2500))
     layers: int = 2
@@ -42,7 +42,6 @@ class Grokking:
     every: int = 20
     seeds: int = 8
     precision: str = "highest"
-    stops: bool = False
 
 
 ORIGINAL = Grokking(
@@ -54,7 +53,6 @@ ORIGINAL = Grokking(
     batch=1024,
     every=50,
     precision="tensorfloat32",
-    stops=True,
 )
 
 # Accuracies on the seen and on the held-out part of the table that count as having learned it.
@@ -94,7 +92,7 @@ def curves(s: Grokking) -> xr.Dataset:
             seeds=s.seeds,
             probes=[accuracies],
             every=s.every,
-            until=Reach("grokked") if s.stops else None,
+            until=Reach("grokked"),
             validation=EVALUATED,
             precision=s.precision,
             networks=False,
