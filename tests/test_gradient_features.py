@@ -258,6 +258,65 @@ def test_the_theorem_in_numbers():
     assert theorem.sigma_a(50) * theorem.first_lr(50) > 0
 
 
+def test_the_theorem_by_hand():
+    """p = 1/16, gamma = 1/32, B_G = 4, r = 2, B_a = 8 and 3, B_b = 16, B_x = 5, 64 and 7: most roots are whole."""
+    family = guarantees.FeatureFamily("by hand", 1 / 16, 1 / 32, 4.0, 2, 8.0, 3.0, 16.0, 5.0, 64.0, 7.0, opt=0.25)
+    theorem = guarantees.MainTheorem(family, 0.5, 0.25)
+    assert family.threshold == pytest.approx(3 * 8 / 4 * math.sqrt(2))
+    assert family.cone_loss == 2 * 8 * 5 / 4
+    assert theorem.width == pytest.approx(16 * 16 * 160**4 + 2 + 16 * math.log(8) ** 2, rel=1e-14)
+    assert theorem.bound == 20.75
+    # cubes of n enter: n = 16^3
+    assert theorem.sampled_bound(4096) == pytest.approx(0.75 + math.sqrt(20**2 + 80**2 * 8 / (4 * 16)))
+    assert guarantees.good_network_bound(family, 256, 0.5) == 0.25 + 16 * (50 + 1.25 + 0.5)
+    # with this width (m p)^{1/4} = 320 to seven digits, and sqrt(B_b B_G) = 8
+    root, m = 320, theorem.width
+    first = math.sqrt(2) * 3 * 16 * 5 / root + m * family.threshold
+    assert theorem.lr == pytest.approx(0.5 / (first * (math.sqrt(math.log(m)) * 5 * root / 8 + 1)))
+    assert theorem.steps == pytest.approx(1 / (theorem.lr * 5 * root))
+    assert theorem.first_lr(4, 2.0) == pytest.approx(theorem.lr / (5 * 2 * 2 + family.threshold))
+    low = replace(family, B_a2=0.03)
+    small = guarantees.MainTheorem(low, 0.5, 0.25)
+    assert small.first_lr(4) == pytest.approx(small.lr * low.threshold / (5 * 2 + low.threshold))
+    assert theorem.sigma_a(4) == pytest.approx(family.threshold * root / (theorem.first_lr(4) * 5 * 8))
+    heads = m * 7 * 9 * 4 * math.log(m) * math.sqrt(m / 16) / (0.5 * 2 * 8 * 2)
+    data = 7 / 8 + math.log(theorem.steps) + math.log(m * 16 / 0.25) + (1 + 1 / 4) * 8
+    assert theorem.log10_samples == pytest.approx(3 * math.log10(heads) + math.log10(1 + (data / heads) ** 3))
+    assert guarantees.concentration(4.0, 64.0) == (pytest.approx(0.5), 0.25)
+    # r = 2, degree 2, kappa = 3: 1/n + 4 * 81 * log(nmd)^13 / m
+    assert guarantees.multi_index_loss(10, 5, 2, 2, 2, 3.0) == pytest.approx(0.1 + 4 * 81 * math.log(100) ** 13 / 5)
+
+
+def test_the_families_by_hand():
+    """d = 16: roots are 4, and powers of d are powers of two."""
+    log, root = math.log(16), math.sqrt(2 * math.log(16))
+    linear = guarantees.linear_family(16, 0.5, 2.0, 9.0, tau=2.5)
+    assert (linear.p, linear.gamma, linear.B_G, linear.B_b) == (0.5, 3 / 16 / 2, 2 - 3 / 16, 1 / 9)
+    assert (linear.r, linear.B_a1, linear.B_a2, linear.B_x1, linear.B_x) == (2, 2.0, pytest.approx(math.sqrt(8)), 3, 6)
+    mixture = guarantees.mixture_family(16, 3, 1.0, 2.0, 0.5, 0.25, tau=2.0, constant=1 / 3)
+    assert mixture.p == pytest.approx(1 / (root * 2) * 16**-4)
+    assert (mixture.gamma, mixture.B_G) == (pytest.approx(16**-0.3), pytest.approx(1 - 2 * 16**-1.8))
+    assert (mixture.B_a1, mixture.B_a2) == (pytest.approx(1 / (2 * root)), pytest.approx(math.sqrt(3) / (2 * root)))
+    assert (mixture.B_b, mixture.B_x1, mixture.B_x2, mixture.B_x) == (pytest.approx(4 * root), 16, 256, 24)
+    assert mixture.opt == pytest.approx(3 / 256 + 4 / (16**0.8 * root))
+    assert [c.met for c in mixture.conditions] == [False, False, True, True]
+    xor = guarantees.xor_family(16, 0.5, tau=2.0)
+    assert xor.p == pytest.approx(2 / (math.sqrt(2 * math.log(log)) * log ** (18 * 2 * 0.25 / 25)))
+    assert (xor.gamma, xor.B_G, xor.r, xor.B_a1, xor.B_a2, xor.B_b) == (0.125, 0.8, 4, 1, 2, 2)
+    assert (xor.B_x1, xor.B_x2, xor.B_x) == (6, 36, 8)
+    # tau~ = 4/log 16, so that d^-tau~ = e^-4
+    assert xor.opt == pytest.approx(min(1, 3 * math.exp(-4) + 4 / (math.exp(3.6) / 16 * 2)))
+    block = guarantees.block_parity_family(16, 2, 4, 0.25, 0.1, tau=3.0, constant=1 / 3)
+    assert (block.p, block.gamma) == (pytest.approx(1 / math.sqrt(6 * log) * 16**-0.75), 1 / 16)
+    assert (block.B_G, block.r, block.B_a1) == (2 * (0.25 - 16**-3), 30, 4)
+    assert (block.B_a2, block.B_b, block.B_x1, block.B_x2) == (pytest.approx(2 * math.sqrt(40)), 2.5, 4, 16)
+    assert [c.met for c in block.conditions] == [False, False, True, True]
+    uniform = guarantees.uniform_parity_family(9, 4)
+    assert (uniform.p, uniform.gamma, uniform.r, uniform.B_b) == (1 / 8, 2 / 5, 15, 2.5)
+    assert uniform.cone_loss == pytest.approx(15 * 4 * math.sqrt(18 * math.log(9)) * 0.4)
+    assert [c.met for c in uniform.conditions] == [False, True, True]
+
+
 def test_head_descent_respects_its_bound_and_smoothness():
     rng = np.random.default_rng(0)
     h, y = jnp.asarray(rng.normal(size=(50, 4))), jnp.asarray(np.sign(rng.normal(size=50)))
