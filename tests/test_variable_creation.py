@@ -227,6 +227,15 @@ def test_two_to_the_q_heads_shatter_q_inputs():
 # ------------------------------------------------------------------------------------------- constructions
 
 
+def test_scales_of_scores_by_hand():
+    assert built.scale(16, 0.5) == pytest.approx(math.log(256))
+    assert built.scale(16, 0.5, leak=0.75) == pytest.approx(4 * math.log(256))
+    assert math.isnan(built.scale(16, 0.5, leak=1.0))
+    assert built.dual_leak(3, 0.125) == pytest.approx(0.5)
+    assert built.dual_leak(3, 0.5) == math.inf
+    assert built.bag_scale(4, 0.75, 2, 0.125) == pytest.approx(math.log(144) / 0.75)
+
+
 def test_the_look_up_network_is_exact_within_delta_and_silent_beyond():
     rng = np.random.default_rng(0)
     points, values = np.array([[0.0, 0.0], [1.0, 0.0], [0.0, 2.0]]), np.array([3.0, -1.0, 0.5])
