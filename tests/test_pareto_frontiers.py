@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import math
 
 import equinox as eqx
 import jax
@@ -24,7 +25,7 @@ from krogh.systems.pareto_frontiers.theory import supports
 from krogh.tasks import Batch, Task
 from krogh.tasks.offline import OfflineParity
 from krogh.tasks.tabular import RuleTable, tabular
-from krogh.theory import tickets
+from krogh.theory import majority, tickets
 from krogh.theory.boolean import cube
 from krogh.theory.fourier_gap import population_gradient, step
 
@@ -188,6 +189,27 @@ def test_half_is_the_derivative_of_majority():
         for k in range(n + 1):
             expected = np.mean((total == 0) * cube(n)[:, :k].prod(axis=1))
             np.testing.assert_allclose(tickets.half(n, k), expected, atol=1e-15)
+
+
+def test_rho_is_the_limit_of_the_power_at_a_degree():
+    for v in (1, 3, 5):
+        n = 100_001
+        assert tickets.rho(v) == pytest.approx(math.comb(n, v) * majority.coefficient(n, v) ** 2, rel=1e-3)
+    for s, k in ((5, 2), (9, 4), (201, 4)):
+        bound, exact = tickets.relevant_bound(s, k), abs(tickets.relevant(s, k))
+        assert bound <= exact == pytest.approx(bound, rel=6 / s)
+
+
+def test_biases_and_proven_sizes_by_hand():
+    assert tickets.over_biases(4, offset=0.5) == (-3.5 / 8, -1.5 / 8)
+    assert tickets.over_biases(4, offset=0.5, printed=True) == (-1.5 / 8,)
+    assert tickets.under_biases(4, 0.5) == (-1 / 16, 1 / 16, -3 / 16, 3 / 16)
+    assert tickets.width_proven(8, 4, 2, 0.5) == pytest.approx(20 * 2 * 16 * math.log(8))
+    # k = 2: C = Maj_3^(1)/2 = 1/4, tau = 1/256
+    assert tickets.samples_proven(8, 3, 2, 0.5) == pytest.approx(
+        4 * math.log(64 * 40 * (16 / 3) ** 2 * math.log(8)) * 256**2
+    )
+    assert tickets.query_cost(10, 5, 0.5, 0.1) == pytest.approx(2000)
 
 
 def test_luck_counts_subsets():
