@@ -79,6 +79,7 @@ def test_rows_are_fixed_fair_and_belong_to_the_replica():
     assert set(np.unique(x)) == {-1.0, 1.0}
     correlation = x.T @ x / len(x) - np.eye(40)
     assert abs(x.mean(axis=0)).max() < 5 / 4000**0.5 and abs(correlation).max() < 5.5 / 4000**0.5
+    assert OfflineParity(n=33, k=3, m=9.0).rows(jnp.arange(9)).x.shape == (9, 33)
     other = OfflineParity(n=40, k=3, m=1000.0).instance(jr.key(1)).rows(jnp.arange(4000))
     assert abs(np.mean(x * np.asarray(other.x))) < 5 / 160_000**0.5
 

@@ -170,16 +170,37 @@ def test_fixed_features_obey_parseval():
     assert (found >= fixed_features.hinge_bound(correlation[own], radii) - 1e-5).all()
 
 
+def test_thresholds_by_hand():
+    """n = 3, k = 2: xi_1 = 1/2 and xi_3 = -1/2; eps = 6/e makes the logarithms 1 + log 512 and 1 + log(8/3)."""
+    asked = one_step.Thresholds(n=3, k=2, eps=6 / math.e, constants_ratio=3.0)
+    assert asked.feature_eps == pytest.approx(6 / math.e / 768)
+    assert asked.log_term == pytest.approx(1 + math.log(512))
+    assert asked.tau == pytest.approx(0.5 / (32 * math.sqrt(6 * asked.log_term)))
+    assert asked.width == pytest.approx(8 * (1 + math.log(8 / 3)))
+    assert asked.steps_appendix == pytest.approx(512 * 8 * asked.width * 9 / asked.eps**2)
+    assert asked.steps == pytest.approx(8 * asked.steps_appendix)
+    assert asked.steps_main_text == pytest.approx(8 * asked.width**2 * 3 / asked.eps**2)
+    assert asked.n_needed == pytest.approx(2048 * 16 * 9 * asked.log_term)
+    assert asked.irrelevant_bound(0.25) == pytest.approx((0.5 + 0.5) / (4 * 0.5))
+
+
+def test_the_gap_of_majority_is_above_its_bound():
+    assert majority.gap_bound(101, 2) == pytest.approx(0.003)
+    for n, k in ((17, 4), (41, 2), (101, 6), (101, 24)):
+        assert majority.gap_bound(n, k) <= majority.gap(n, k)
+
+
 def test_theorem_dimension_and_eps_are_inverse():
     eps = fixed_features.hard_eps(30, 3, 300, 2.0)
     assert math.isclose(fixed_features.width_needed(30, 3, 2.0, eps), 300)
 
 
-def test_elimination_recovers_clean_parities_only():
+@pytest.mark.parametrize("subset", [[2, 11, 29], [3, 4]])
+def test_elimination_recovers_clean_parities_only(subset):
     rng = np.random.default_rng(0)
     x = rng.choice([-1.0, 1.0], (40, 30))
     truth = np.zeros(30, dtype=bool)
-    truth[[2, 11, 29]] = True
+    truth[subset] = True
     y = x[:, truth].prod(axis=1)
     found = gaussian_elimination(x, y)
     assert found is not None and (found == truth).all()
