@@ -230,7 +230,9 @@ def test_rescaling_keeps_the_ratios_of_knots():
 
 
 def test_the_xor_optimum_is_that_of_the_nearer_axis():
-    x, y, _ = sampled(xor_mixture(16, 2.0), jr.key(0), N)
+    task = xor_mixture(16, 2.0)
+    assert set(map(tuple, np.asarray(task.means[:, :2]))) == {(4, 0), (-4, 0), (0, 4), (0, -4)}
+    x, y, _ = sampled(task, jr.key(0), N)
     guess = np.where(abs(np.asarray(x)[:, 0]) > abs(np.asarray(x)[:, 1]), 1.0, -1.0)
     assert abs(np.mean(guess == np.asarray(y)) - float(features.xor_bayes(16, 2.0))) < 0.01
 

@@ -68,6 +68,10 @@ def test_large_tables_are_refused_or_sampled_never_stored():
         large.enumerate()
     with pytest.raises(InputError, match="too large"):
         ModularAddition(2039, 3)
+    for p, k in ((1, 3), (5, 0), (2.0, 3)):
+        with pytest.raises(InputError, match="whole numbers p >= 2 and k >= 1"):
+            ModularAddition(p, k)
+    assert ModularAddition(2, 1).rows == 2
     with pytest.raises(InputError, match="12 of 5\\^2 rows"):
         ModularAddition(5, 2).sample(jax.random.key(0), 13)
     memory = (
