@@ -68,7 +68,7 @@ def test_large_tables_are_refused_or_sampled_never_stored():
         large.enumerate()
     with pytest.raises(InputError, match="too large"):
         ModularAddition(2039, 3)
-    for p, k in ((1, 3), (5, 0), (2.0, 3)):
+    for p, k in ((1, 3), (5, 0)):
         with pytest.raises(InputError, match="whole numbers p >= 2 and k >= 1"):
             ModularAddition(p, k)
     assert ModularAddition(2, 1).rows == 2
@@ -224,6 +224,16 @@ def test_the_transformer_is_attention_as_defined():
         sequence = sequence + hidden @ block.mlp.outer.weight + block.mlp.outer.bias
     expected = network.norm(sequence[-1]) @ network.output + network.output_bias
     np.testing.assert_allclose(network(x), expected, rtol=2e-4, atol=2e-5)
+
+
+def test_power_is_shared_by_the_squares_of_amplitudes():
+    """Two 2-D cosines with amplitudes 2 and 1, on rows and columns of their own level, which do not count."""
+    a, b = np.arange(11)[:, None], np.arange(11)
+    wave = lambda f, g: np.cos(2 * np.pi * f * a / 11 + 0.3) * np.cos(2 * np.pi * g * b / 11 - 1.1)  # noqa: E731
+    shares = np.asarray(folded_power(jnp.asarray(2 * wave(2, 3) + wave(5, 1) + 3 * a**2 + 7 * b)))
+    expected = np.zeros((5, 5))
+    expected[1, 2], expected[4, 0] = 0.8, 0.2
+    np.testing.assert_allclose(shares, expected, atol=1e-5)
 
 
 def test_folded_power_of_one_two_dimensional_cosine():
