@@ -112,6 +112,8 @@ four_inputs = system.experiment(
     "frequencies among neurons above half the largest norm",
     source="Figs 4.1, 4.2",
     presets=("paper",),
+    finding="Asked of every network. Of 8, six show all 23 frequencies, one 22 and one 21; accuracy is 1 in all, the "
+    "norm-weighted power 0.97. Neurons above half the largest norm are 22 %: training has not come to its end.",
 )
 def original_four(ds: xr.Dataset):
     return fourier_features(ds, 0.95, 22)
