@@ -272,7 +272,7 @@ HARDLY = (
 )
 LOOSE = (
     "At rate 0.1 the two clusters lie opposite each other as published (centres -0.58 to -0.77, published -0.51 to "
-    "-0.97), but are looser: filters have cosines 0.14 to 0.35 to their own centre (2 networks)."
+    "-0.97), but are looser: in the looser of the two, filters have cosines 0.14 to 0.35 to its centre (2 networks)."
 )
 for experiment, finding in ((gathered, HARDLY), (gathered_fast, LOOSE)):
     experiment.claim(
