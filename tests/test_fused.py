@@ -40,7 +40,7 @@ def test_the_kernel_takes_the_learners_steps(n, width, learner):
 def test_products_with_signs_are_exact_to_single_precision():
     signs = np.sign(np.random.default_rng(0).standard_normal((32, 64))).astype(np.float32)
     matrix = np.random.default_rng(1).standard_normal((64, 16)).astype(np.float32)
-    found = fused._times(jnp.asarray(signs, jnp.bfloat16), jnp.asarray(matrix))
+    found = fused._times(jnp.asarray(matrix.T), jnp.asarray(signs, jnp.bfloat16), transposed=True).T
     exact = signs.astype(np.float64) @ matrix.astype(np.float64)
     assert np.abs(found - exact).max() < 1e-5
 

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pytest
+import xarray as xr
 from jax.flatten_util import ravel_pytree
 
 import krogh as kr
@@ -18,7 +19,7 @@ from krogh.errors import InputError
 from krogh.nn.sparse import PairedTickets, SparseRows, Ticket, hot_rows, keep_neurons
 from krogh.probes.basic import accuracy_in_parts
 from krogh.probes.offline import sample_accuracy
-from krogh.systems.pareto_frontiers.frontier import feasible_from
+from krogh.systems.pareto_frontiers.frontier import feasible_from, more_data_hurts
 from krogh.systems.pareto_frontiers.one_step import first_step, rate
 from krogh.systems.pareto_frontiers.published import TABLE_C1, TABLE_C2
 from krogh.systems.pareto_frontiers.theory import supports
@@ -343,8 +344,21 @@ def test_the_published_tables_are_whole():
 
 
 def test_the_frontier_is_the_first_feasible_sample_size():
-    import xarray as xr
-
     success = xr.DataArray([[[0, 0], [1, 0], [1, 1]], [[0, 0], [0, 0], [0, 0]]], dims=("width", "m", "seed"))
     assert feasible_from(success).values.tolist() == [1, 3]
     assert feasible_from(success, 0.9).values.tolist() == [2, 3]
+
+
+def test_a_fall_that_only_chance_chose_is_not_believed():
+    sizes = {"m": 18, "s": 2, "width": 7, "seed": 50}
+    draws = np.random.default_rng(0).random(tuple(sizes.values()))
+    chance = xr.Dataset({"success": (tuple(sizes), draws < 0.5)})
+    share = chance.success.mean("seed").values
+    assert (np.maximum.accumulate(share) - share).max() >= 0.3
+    assert more_data_hurts(chance).outcome != "holds"
+    falling = chance.copy(deep=True)
+    falling["success"][{"s": 1, "width": 0}] = draws[:, 1, 0] < np.where(np.arange(18) < 10, 1.0, 0.2)[:, None]
+    verdict = more_data_hurts(falling)
+    assert verdict.outcome == "holds"
+    assert verdict.n == 25
+    assert verdict.measured == pytest.approx(0.8, abs=0.2)

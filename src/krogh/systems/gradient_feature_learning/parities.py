@@ -317,6 +317,8 @@ def three_blocks_are_learned(ds: xr.Dataset):
     "(60, 3, 3, .1, .1): m = 4000 reaches >= 0.97",
     source="Thm 3.22",
     presets=("paper",),
+    finding="At m = 50, 200 and 1000 one step and ridge stay at .90 and at 4000 they reach .92; random features of the "
+    "same widths climb .78, .80, .88, .93: the head of so wide a layer learns by itself what the one step adds.",
 )
 def wider_is_enough(ds: xr.Dataset):
     return at_least(ds.one_step.sel(cell=f"{named(CASES[2])}, m=4000"), 0.97, over="seed")
