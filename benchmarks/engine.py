@@ -11,12 +11,13 @@ import tempfile
 from importlib.util import find_spec
 from typing import Any
 
-from krogh.lab.timing import best_of
+from krogh.lab.timing import Readings, best_of
 
 N, K, WIDTH, BATCH, LR = 50, 3, 100, 32, 0.1
 # Forward product and weight gradient; everything else is small beside them.
 FLOPS = 2 * 2 * BATCH * N * WIDTH
 BARS = {1: 1.3, 16: 1.3, 64: 1.3, 256: 1.1}
+GPU_BARS = {1: 90e3, 4096: 15e6}
 
 
 def plain(replicas: int, steps: int) -> float:
@@ -127,66 +128,40 @@ def main(json: bool = False, record: bool = False) -> None:
     """Measure, print a table (or JSON), and with `record` write the ledger's rows for this machine."""
     import jax
 
-    from krogh.lab.ledger import measurement, record_rows
-
     on_cpu = jax.default_backend() == "cpu"
     budget = 300_000 if on_cpu else 40_000_000
     ceiling = peak() / FLOPS
-    rows, lines = [], []
-
-    def note(name: str, what: str, value: float, bound: str, holds: bool | None = None) -> None:
-        rows.append(measurement(name, what, value, bound, holds))
+    readings, lines = Readings(record), []
 
     for replicas in (1, 16, 64, 256) if on_cpu else (1, 256, 4096):
         steps = 500 * max(4, min(200, budget // replicas // 500))
-        by_hand, ours = plain(replicas, steps // 4), engine(replicas, steps)
-        watched = engine(replicas, steps, watched=True)
+        by_hand = readings.rate(f"by hand, {replicas}", plain(replicas, steps // 4))
+        ours = readings.rate(f"engine, {replicas}", engine(replicas, steps))
+        watched = readings.rate(f"engine with probes and progress, {replicas}", engine(replicas, steps, watched=True))
         lines.append((replicas, by_hand, ours, ours / by_hand, ours / ceiling, 1 - watched / ours))
         if on_cpu:
-            bar = BARS[replicas]
-            note(
-                f"speed-{replicas}",
-                "engine against jit(vmap(scan))",
-                ours / by_hand,
-                f">= {bar}",
-                ours >= bar * by_hand,
-            )
-            note(
-                f"watched-{replicas}",
-                "cost of probes and progress",
-                1 - watched / ours,
-                "<= 0.1",
-                watched >= 0.9 * ours,
-            )
+            what = "engine against jit(vmap(scan))"
+            readings.note(f"speed-{replicas}", what, ours / by_hand, at_least=BARS[replicas])
+            readings.note(f"watched-{replicas}", "cost of probes and progress", 1 - watched / ours, at_most=0.1)
         else:
-            bars = {1: 90e3, 4096: 15e6}
-            bar = bars.get(replicas)
-            note(
-                f"rate-{replicas}",
-                "replica-steps per second",
-                ours,
-                f">= {bar:.0f}" if bar else "none",
-                ours >= bar if bar else None,
-            )
+            readings.note(f"rate-{replicas}", "replica-steps per second", ours, at_least=GPU_BARS.get(replicas))
     extra: dict[str, float] = {"matrix-product peak, GFLOP/s": ceiling * FLOPS / 1e9}
     if on_cpu:
         share = sampling_share(64, 2000)
         extra["sampling share of a step"] = share
-        note("sampling", "share of a training step spent on Boolean sampling", share, "<= 0.1", share <= 0.1)
+        readings.note("sampling", "share of a training step spent on Boolean sampling", share, at_most=0.1)
     if on_cpu and find_spec("torch"):
         loop = torch_loop(500)
         ratio = engine(64, 2000) / loop
         extra["64 seeds against a PyTorch loop"] = ratio
-        note("torch-64", "engine at 64 seeds against a PyTorch loop over seeds", ratio, ">= 10", ratio >= 10)
+        readings.note("torch-64", "engine at 64 seeds against a PyTorch loop over seeds", ratio, at_least=10)
     if on_cpu:
         seconds = start_up(sys.executable, "-c", "import krogh") - start_up(sys.executable, "-c", "pass")
         extra["import krogh, s"] = seconds
-        note("import", "seconds of `import krogh`", seconds, "<= 1.5", seconds <= 1.5)
+        readings.note("import", "seconds of `import krogh`", seconds, at_most=1.5)
         seconds = start_up(sys.executable, "-m", "krogh.cli", "list")
         extra["krogh list, s"] = seconds
-        note("list", "seconds of `krogh list`", seconds, "<= 2", seconds <= 2)
-    if record:
-        record_rows(rows)
+        readings.note("list", "seconds of `krogh list`", seconds, at_most=2)
     if json:
         names = ("replicas", "by_hand", "engine", "ratio", "share_of_peak", "watching_costs")
         table = [dict(zip(names, line, strict=True)) for line in lines]

@@ -6,11 +6,10 @@ chains, AdamW: the training of 003 Fig 8.3. By hand, chains are drawn token by t
 
 import json as json_format
 import math
-import sys
 from importlib.util import find_spec
 from typing import Any
 
-from krogh.lab.timing import seconds_per_step
+from krogh.lab.timing import Readings, seconds_per_step
 
 K, T, D, LAYERS, BATCH, LR, BETAS, DECAY = 3, 100, 16, 2, 64, 5e-4, (0.9, 0.95), 0.1
 # Products of queries with keys and lags and of weights with values, forwards and backwards, in both layers.
@@ -167,48 +166,36 @@ def main(json: bool = False, record: bool = False) -> None:
     """Measure, print a table (or JSON), and with `record` write the ledger's rows for this machine."""
     import jax
 
-    from krogh.lab.ledger import measurement, record_rows
-
     on_cpu = jax.default_backend() == "cpu"
     replicas = REPLICAS["cpu" if on_cpu else "gpu"]
     steps = {r: max(8, (160 if on_cpu else 4000) // max(1, r // 4)) for r in replicas}
-    lines: dict[str, float] = {}
-
-    def measured(name: str, rate: float) -> float:
-        """Told at once: on a GPU compiling takes minutes."""
-        print(f"{name}: {rate:.1f} per second", file=sys.stderr, flush=True)
-        lines[name] = rate
-        return rate
-
-    def noted(name: str, what: str, value: float, bar: float | None) -> None:
-        """Recorded at once: nothing is lost when the rest is stopped."""
-        judged = ("none", None) if bar is None else (f">= {bar:g}", value >= bar)
-        if record:
-            record_rows([measurement(f"sequences-{name}", what, value, *judged)])
-
+    readings = Readings(record)
     many = {r: f"{r} replica{'s' if r > 1 else ''}" for r in replicas}
     ours = {}
     for r in replicas:
-        ours[r] = measured(f"krogh.train, {many[r]}", engine(r, steps[r]))
+        ours[r] = readings.rate(f"krogh.train, {many[r]}", engine(r, steps[r]))
         if not on_cpu and r in BARS:
-            noted(f"rate-{r}", "replica-steps per second on Markov chains in context", ours[r], BARS[r])
-    theirs = measured("by hand in JAX", by_hand(40 if on_cpu else 2000))
+            what = "replica-steps per second on Markov chains in context"
+            readings.note(f"sequences-rate-{r}", what, ours[r], at_least=BARS[r])
+    theirs = readings.rate("by hand in JAX", by_hand(40 if on_cpu else 2000))
     if on_cpu:
         for r, rate in ours.items():
-            noted(f"jax-{r}", f"Markov chains in context at {many[r]} against a JAX loop", rate / theirs, 1)
+            what = f"Markov chains in context at {many[r]} against a JAX loop"
+            readings.note(f"sequences-jax-{r}", what, rate / theirs, at_least=1)
     if find_spec("torch"):
-        torch = measured("by hand in PyTorch", torch_loop(12 if on_cpu else 100))
+        torch = readings.rate("by hand in PyTorch", torch_loop(12 if on_cpu else 100))
         what = "Markov chains in context at 16 replicas against a PyTorch loop over seeds"
-        noted("torch-16", what, ours[16] / torch, 10)
+        readings.note("sequences-torch-16", what, ours[16] / torch, at_least=10)
     drawn_once = engine(16, steps[16], batch=None, samples=BATCH)
-    share = 1 - ours[16] / measured("krogh.train, 16, drawn once", drawn_once)
-    noted("sampling", "share of a step spent on drawing Markov chains", share, None)
+    share = 1 - ours[16] / readings.rate("krogh.train, 16, drawn once", drawn_once)
+    readings.note("sequences-sampling", "share of a step spent on drawing Markov chains", share)
     device = jax.devices()[0].device_kind
     if json:
-        print(json_format.dumps({"device": device, "replica_steps_per_second": lines, "sampling": share}, indent=1))
+        result = {"device": device, "replica_steps_per_second": readings.rates, "sampling": share}
+        print(json_format.dumps(result, indent=1))
         return
     print(f"replica-steps per second on {device}, {jax.local_device_count()} device(s); k = {K}, t = {T}, d = {D}")
-    for name, rate in lines.items():
+    for name, rate in readings.rates.items():
         print(f"{name:28} {rate:10.1f} {rate / theirs:8.2f} x JAX {rate * FLOPS / 1e9:10.1f} GFLOP/s")
     print(f"share of a step spent on drawing chains: {share:.1%}")
 

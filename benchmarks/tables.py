@@ -7,7 +7,7 @@ k = 4 numbers modulo p = 47, 2944 neurons z^4, batches of 1024 rows of the seen 
 import json as json_format
 from importlib.util import find_spec
 
-from krogh.lab.timing import seconds_per_step
+from krogh.lab.timing import Readings, seconds_per_step
 
 K, P, WIDTH, BATCH, LR, PENALTY = 4, 47, 2944, 1024, 5e-3, 5e-3
 ROWS = P**K
@@ -115,41 +115,25 @@ def main(json: bool = False, record: bool = False) -> None:
     """Measure, print a table (or JSON), and with `record` write the ledger's rows for this machine."""
     import jax
 
-    from krogh.lab.ledger import measurement, record_rows
-
-    steps = 40 if jax.default_backend() == "cpu" else 4000
-    ours, theirs = engine(steps), by_hand(steps)
-    lines = {"krogh.train, one replica": ours, "by hand in JAX": theirs, "krogh.train, 4 replicas": engine(steps, 4)}
-    rows = [
-        measurement(
-            "tables-speed", "step at p = 47, k = 4 against a JAX loop", ours / theirs, ">= 0.9", ours >= 0.9 * theirs
-        )
-    ]
-    if find_spec("torch"):
-        lines["by hand in PyTorch"] = torch = torch_loop(steps)
-        rows.append(
-            measurement(
-                "tables-torch", "step at p = 47, k = 4 against a PyTorch loop", ours / torch, ">= 1", ours >= torch
-            )
-        )
+    on_cpu = jax.default_backend() == "cpu"
+    steps = 40 if on_cpu else 2000
+    readings = Readings(record)
+    ours = readings.rate("krogh.train, one replica", engine(steps))
+    theirs = readings.rate("by hand in JAX", by_hand(steps))
+    readings.note("tables-speed", "step at p = 47, k = 4 against a JAX loop", ours / theirs, at_least=0.9)
     memory = sampling_memory()
-    rows.append(
-        measurement(
-            "tables-memory",
-            "bytes to draw a split of 47^4 rows and a batch",
-            memory,
-            f"<= {SAMPLING_LIMIT}",
-            memory <= SAMPLING_LIMIT,
-        )
-    )
-    if record:
-        record_rows(rows)
+    readings.note("tables-memory", "bytes to draw a split of 47^4 rows and a batch", memory, at_most=SAMPLING_LIMIT)
+    readings.rate("krogh.train, 4 replicas", engine(steps, 4))
+    if find_spec("torch"):
+        torch = readings.rate("by hand in PyTorch", torch_loop(40 if on_cpu else 200))
+        readings.note("tables-torch", "step at p = 47, k = 4 against a PyTorch loop", ours / torch, at_least=1)
     device = jax.devices()[0].device_kind
     if json:
-        print(json_format.dumps({"device": device, "steps_per_second": lines, "sampling_bytes": memory}, indent=1))
+        result = {"device": device, "steps_per_second": readings.rates, "sampling_bytes": memory}
+        print(json_format.dumps(result, indent=1))
         return
     print(f"steps per second on {device}, {jax.local_device_count()} device(s); p = {P}, k = {K}, {WIDTH} neurons")
-    for name, rate in lines.items():
+    for name, rate in readings.rates.items():
         print(f"{name:28} {rate:10.2f} {rate * FLOPS / 1e9:10.1f} GFLOP/s")
     print(f"bytes to draw a split and a batch: {memory:,}")
 
