@@ -211,7 +211,7 @@ def test_without_memory_to_compile_or_to_run_there_are_fewer_replicas(monkeypatc
     whole, tried, original = kr.sweep(spec), [], getattr(engine.Ensemble, part)
 
     def short_of_memory(self, *arguments):
-        slots = arguments[0] if part == "_options" else arguments[2][0].status.shape[0]
+        slots = arguments[1] if part == "_options" else arguments[2][0].status.shape[0]
         tried.append(slots)
         if slots > 4 and len(tried) > 1:
             raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory")

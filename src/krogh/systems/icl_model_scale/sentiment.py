@@ -91,7 +91,7 @@ def _names(s: Sentiment) -> list[str]:
             words=8, length=3, examples=4, sizes=((8, 1, 1), (8, 2, 1)), steps=20, batch=8, seeds=2, prompts=20
         ),
         "quick": SMALL,
-        "paper": Sentiment(steps=4000, seeds=16, precision="tensorfloat32"),
+        "paper": Sentiment(steps=4000, batch=64, precision="tensorfloat32"),
     },
     stand_in="decoders of up to a million parameters on synthetic prompts for Llama models on GLUE and Subj",
 )
@@ -167,7 +167,7 @@ def plot_flipped_labels(ds: xr.Dataset) -> "Figure":
             shown=10,
         ),
         "quick": replace(SMALL, irrelevant=3, examples=8, steps=600),
-        "paper": Sentiment(irrelevant=6, steps=4000, seeds=16, precision="tensorfloat32"),
+        "paper": Sentiment(irrelevant=6, steps=4000, batch=64, precision="tensorfloat32"),
     },
     stand_in="decoders of up to a million parameters on synthetic prompts for Llama 2 on SST-2 with GSM-IC",
 )

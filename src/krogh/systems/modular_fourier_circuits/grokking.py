@@ -29,7 +29,7 @@ EVALUATED = 2048
 @dataclass(frozen=True)
 class Grokking:
     """`cases`: k, p and steps of each panel. A narrower Transformer takes a larger learning rate. A replica ends once
-    both times are known; its curves stay where they are from there on."""
+    both times are known, or with `fit_only` that of the seen part; its curves stay where they are from there on."""
 
     cases: tuple[tuple[int, int, int], ...] = ((2, 31, 1000), (3, 11, 1500), (4, 7, 2000), (5, 5, 2500))
     layers: int = 2
@@ -41,6 +41,7 @@ class Grokking:
     batch: int = 256
     every: int = 20
     seeds: int = 8
+    fit_only: bool = False
     precision: str = "highest"
 
 
@@ -92,7 +93,7 @@ def curves(s: Grokking) -> xr.Dataset:
             seeds=s.seeds,
             probes=[accuracies],
             every=s.every,
-            until=Reach("grokked"),
+            until=Reach("seen_accuracy", SEEN) if s.fit_only else Reach("grokked"),
             validation=EVALUATED,
             precision=s.precision,
             networks=False,
@@ -157,17 +158,29 @@ grokking.claim(
 )(gap_closes)
 
 
-grokking.claim(
-    "03.21",
-    "160 heads, p = 97, 31, 11, 5, weight decay 1e-3: G decreases in k, is >= 0.3 at k = 2 and <= 0.05 at k = 5",
-    source="Fig 4.4",
-    presets=("paper",),
-)(gap_closes)
-
-
 grokking.figure(draw_curves)
 
 
+gap_only = system.experiment(
+    "fig-4.4-gap",
+    "Figure 4.4 up to where the seen part is learned, which is all that the gap needs",
+    presets={
+        "smoke": Grokking(cases=((2, 7, 40), (3, 5, 40)), heads=2, emb=16, attn=8, seeds=2, fit_only=True),
+        "paper": replace(ORIGINAL, fit_only=True),
+    },
+)(curves)
+
+
+for experiment in (grokking, gap_only):
+    experiment.claim(
+        "03.21",
+        "160 heads, p = 97, 31, 11, 5, weight decay 1e-3: G decreases in k, is >= 0.3 at k = 2 and <= 0.05 at k = 5",
+        source="Fig 4.4",
+        presets=("paper",),
+    )(gap_closes)
+
+
+@gap_only.figure
 @grokking.figure
 def plot_gap(ds: xr.Dataset) -> "Figure":
     figure, ax = new_figure(size=(3.2, 2.4))
