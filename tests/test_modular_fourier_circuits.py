@@ -4,12 +4,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import xarray as xr
 
 import krogh as kr
 from krogh.errors import InputError
 from krogh.nn.decoder import SymbolTransformer
 from krogh.nn.tables import Lookup, LookupNetwork
 from krogh.probes.embeddings import TableMargin, attention_maps, closing_scores, folded_power
+from krogh.systems.modular_fourier_circuits.grokking import delay_shrinks
 from krogh.systems.modular_fourier_circuits.training import SHORT_TABLES, Case, MarginAdam
 from krogh.tasks.modular import ModularAddition, permuted
 from krogh.theory import modular_margin as theory
@@ -264,3 +266,14 @@ def test_training_a_small_table_finds_the_answer():
     assert (end.relative_margin > 0.5).all()
     assert (end.relative_margin <= 1 + 1e-6).all()
     assert (end.counts.sum("zeta") <= case.neurons).all()
+
+
+def test_a_network_that_learns_nothing_is_not_quick():
+    def judged(held_out_at_five):
+        seen = [[1.0] * 8, [1.0] * 8, [np.inf] * 8, [np.inf] * 8]
+        held_out = [[6.0] * 8, [2.0] * 8, [1.0] * 8, held_out_at_five]
+        ds = xr.Dataset({"seen_time": (("case", "seed"), seen), "held_out_time": (("case", "seed"), held_out)})
+        return delay_shrinks.predicate(ds.assign_coords(k=("case", [2, 3, 4, 5]))).outcome
+
+    assert judged([1.0] * 7 + [np.inf]) == "holds"
+    assert judged([np.inf] * 7 + [1.0]) == "fails"

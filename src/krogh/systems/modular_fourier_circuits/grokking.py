@@ -9,6 +9,7 @@ import numpy as np
 import xarray as xr
 from jaxtyping import Array, Float
 
+from krogh.errors import check_choice
 from krogh.lab import all_of, at_least, at_most
 from krogh.lab.figures import curve_with_spread, new_figure
 from krogh.lab.times import first_time
@@ -29,7 +30,7 @@ EVALUATED = 2048
 @dataclass(frozen=True)
 class Grokking:
     """`cases`: k, p and steps of each panel. A narrower Transformer takes a larger learning rate. A replica ends once
-    both times are known, or with `fit_only` that of the seen part; its curves stay where they are from there on."""
+    the seen part, the held-out part or both are learned (`ends`); its curves stay where they are from there on."""
 
     cases: tuple[tuple[int, int, int], ...] = ((2, 31, 1000), (3, 11, 1500), (4, 7, 2000), (5, 5, 2500))
     layers: int = 2
@@ -41,7 +42,7 @@ class Grokking:
     batch: int = 256
     every: int = 20
     seeds: int = 8
-    fit_only: bool = False
+    ends: str = "both"
     precision: str = "highest"
 
 
@@ -58,6 +59,7 @@ ORIGINAL = Grokking(
 
 # Accuracies on the seen and on the held-out part of the table that count as having learned it.
 SEEN, HELD_OUT = 0.99, 0.95
+ENDS = {"both": Reach("grokked"), "seen": Reach("seen_accuracy", SEEN), "held out": Reach("accuracy", HELD_OUT)}
 
 
 @probe(dims={"accuracy": (), "seen_accuracy": (), "grokked": ()})
@@ -93,7 +95,7 @@ def curves(s: Grokking) -> xr.Dataset:
             seeds=s.seeds,
             probes=[accuracies],
             every=s.every,
-            until=Reach("seen_accuracy", SEEN) if s.fit_only else Reach("grokked"),
+            until=ENDS[check_choice("ends", s.ends, ENDS)],
             validation=EVALUATED,
             precision=s.precision,
             networks=False,
@@ -117,7 +119,8 @@ def draw_curves(ds: xr.Dataset) -> "Figure":
         curve_with_spread(ax, here.seen_accuracy, label="training", color="C0", band=(0.0, 1.0))
         curve_with_spread(ax, here.accuracy, label="validation", color="C1", band=(0.0, 1.0))
         gap, ratio = float(here.gap.median()), float((here.held_out_time / here.seen_time).median())
-        told = f"G = {gap:.2f}" + (f", ratio {ratio:.1f}" if np.isfinite(ratio) else ", validation < 95 %")
+        told = "validation first" if ratio == 0 else f"ratio {ratio:.1f}" if np.isfinite(ratio) else "validation < 95 %"
+        told = f"G = {gap:.2f}, {told}" if np.isfinite(gap) else told
         ax.set(xscale="log", xlabel="step", title=f"{case}\n{told}")
     axes[0].set(ylabel="accuracy", ylim=(0, 1.02))
     axes[0].legend()
@@ -165,8 +168,8 @@ gap_only = system.experiment(
     "fig-4.4-gap",
     "Figure 4.4 up to where the seen part is learned, which is all that the gap needs",
     presets={
-        "smoke": Grokking(cases=((2, 7, 40), (3, 5, 40)), heads=2, emb=16, attn=8, seeds=2, fit_only=True),
-        "paper": replace(ORIGINAL, fit_only=True),
+        "smoke": Grokking(cases=((2, 7, 40), (3, 5, 40)), heads=2, emb=16, attn=8, seeds=2, ends="seen"),
+        "paper": replace(ORIGINAL, ends="seen"),
     },
 )(curves)
 
@@ -191,7 +194,9 @@ def plot_gap(ds: xr.Dataset) -> "Figure":
 
 # ------------------------------------------------------------------------------------------- the complete jump
 
-SMALL = Grokking(cases=((2, 31, 4000), (3, 11, 2000), (4, 7, 2500), (5, 5, 2500)), weight_decay=1.0)
+# A replica that has learned the held-out part needs no more steps: if it has not yet learned the seen part, there is no
+# delay at all.
+SMALL = Grokking(cases=((2, 31, 4000), (3, 11, 2000), (4, 7, 2500), (5, 5, 2500)), weight_decay=1.0, ends="held out")
 
 
 grokking_decay = system.experiment(
@@ -200,7 +205,7 @@ grokking_decay = system.experiment(
     presets={
         "smoke": Grokking(cases=((2, 7, 40), (3, 5, 40)), heads=2, emb=16, attn=8, seeds=2, weight_decay=1.0),
         "quick": SMALL,
-        "paper": replace(ORIGINAL, weight_decay=1.0),
+        "paper": replace(ORIGINAL, weight_decay=1.0, ends="held out"),
     },
 )(curves)
 
@@ -214,13 +219,17 @@ grokking_decay.figure(draw_curves)
     "= 2 and <= 2 at k = 4 and 5",
     source="Fig 4.4",
     presets=("quick",),
+    finding="At k = 4 and 5 most networks reach validation accuracy 0.95 before training accuracy 0.99, which so much "
+    "decay hardly allows: nothing is delayed.",
 )
 def delay_shrinks(ds: xr.Dataset):
     ratio = (ds.held_out_time / ds.seen_time).swap_dims(case="k")
+    # Where neither part is learned, nothing speaks for a short delay.
+    longest = ratio.fillna(np.inf)
     return all_of(
         at_two=at_least(ratio.sel(k=2), 5, stat="median", over="seed"),
-        at_four=at_most(ratio.sel(k=4), 2, stat="median", over="seed"),
-        at_five=at_most(ratio.sel(k=5), 2, stat="median", over="seed"),
+        at_four=at_most(longest.sel(k=4), 2, stat="median", over="seed"),
+        at_five=at_most(longest.sel(k=5), 2, stat="median", over="seed"),
     )
 
 
