@@ -326,16 +326,21 @@ def wider_is_enough(ds: xr.Dataset):
 
 @learned.figure
 def plot_learned(ds: xr.Dataset):
-    fig, ax = new_figure(size=(4.8, 2.6))
-    for name, label, colour in (("one_step", "one step + ridge", 0), ("random", "random features + ridge", 1)):
-        for place in range(ds.sizes["cell"]):
-            values = ds[name].isel(cell=place)
-            ax.plot(np.full(values.size, place) + 0.1 * colour, values, "o", color=COLOURS[colour],
-                    label=None if place else label)  # fmt: skip
-    ax.axhline(ds.attrs["ceiling"], color="black", linestyle="--", linewidth=1, label="one threshold, r = 1, k = 5")
-    ax.set_xticks(range(ds.sizes["cell"]), [str(c).replace(", p_A", "\np_A") for c in ds.cell.values], fontsize=6)
-    ax.set(ylabel="test accuracy", ylim=(0.5, 1.02))
-    ax.legend()
+    cases = np.array([str(cell).rpartition(", m=")[0] for cell in ds.cell.values])
+    names = list(dict.fromkeys(cases))
+    fig, axes = new_figure(len(names), size=(2.8 * len(names), 2.6), sharey=True, squeeze=False)
+    for ax, name in zip(axes[0], names, strict=True):
+        part = ds.isel(cell=np.flatnonzero(cases == name))
+        for method, label, colour in (("one_step", "one step + ridge", 0), ("random", "random features + ridge", 1)):
+            runs = part[method].transpose("cell", "seed").values
+            ax.plot(part.m, runs, "o", markersize=4, color=COLOURS[colour], alpha=0.5)
+            ax.plot(part.m, runs.mean(1), color=COLOURS[colour], label=label)
+        ax.set(xscale="log", xlabel="m (4m neurons)", title=name.replace(", p_A", "\np_A"), ylim=(0.5, 1.02))
+        ax.set_xticks(part.m.values, [str(m) for m in part.m.values], minor=False)
+        ax.minorticks_off()
+    axes[0, 0].axhline(ds.attrs["ceiling"], color="black", linestyle="--", linewidth=1, label="one threshold")
+    axes[0, 0].set_ylabel("test accuracy")
+    axes[0, 0].legend()
     return fig
 
 
