@@ -33,6 +33,16 @@ def test_attention_and_its_gradients_are_the_plain_formula(n, scale):
         np.testing.assert_allclose(gradient, other, rtol=1e-3, atol=1e-4 * scale)
 
 
+def test_the_last_position_of_many_sequences_is_that_of_each():
+    keys = jax.random.split(jax.random.key(0), 4)
+    query, key, value = (jax.random.normal(k, (3, 5, 2, 9)) for k in keys[:3])
+    lags = jax.random.normal(keys[3], (3, 9))
+    found = attend_last(query, key, value, lags)
+    for i, j in np.ndindex(5, 2):
+        each = plain(query[:, i, j], key[:, i, j], value[:, i, j], lags)[:, -1:]
+        np.testing.assert_allclose(found[:, i, j], each, rtol=1e-4, atol=1e-5)
+
+
 def test_gradients_add_up_over_sequences_with_common_lags():
     keys = jax.random.split(jax.random.key(0), 4)
     query, key, value = (jax.random.normal(k, (5, 3, 9)) for k in keys[:3])
@@ -55,7 +65,9 @@ def test_norms_and_sums_in_coordinates_are_those_of_the_sequence():
     def sequence(spanned):
         return jnp.einsum("cbn,ce->bne", spanned.coordinates, spanned.basis)
 
-    np.testing.assert_allclose(sequence(first.normed(norm)), norm(sequence(first)), rtol=1e-3, atol=1e-4)
+    for scale in (1.0, 1e-3):  # the second one is as small as the norm's own offset
+        given = first._replace(coordinates=scale * first.coordinates)
+        np.testing.assert_allclose(sequence(given.normed(norm)), norm(sequence(given)), rtol=1e-3, atol=1e-4)
     both = first.plus(other)
     np.testing.assert_allclose(sequence(both), sequence(first) + sequence(other), rtol=1e-4, atol=1e-5)
     assert len(first.plus(first).basis) == 4 and len(both.basis) == 5
