@@ -112,6 +112,9 @@ def test_cluster_parity_moments():
     task = ClusterParity(d=25, k=4, sigma_r=0.7).instance(jr.key(0))
     assert task.centres.shape == (16, 25)
     np.testing.assert_allclose(np.linalg.norm(task.centres, axis=1), 2, rtol=1e-5)
+    bare = ClusterParity(d=25, k=4, sigma_r=0.0).instance(jr.key(0)).sample(jr.key(2), 200).x
+    distance = jnp.linalg.norm(bare[:, None] - task.centres, axis=-1)
+    assert (jnp.min(distance, axis=1) < 1e-5).all() and len(set(jnp.argmin(distance, axis=1).tolist())) == 16
     x, y, _ = task.sample(jr.key(1), 100_000)
     signs = x @ task.dictionary
     assert float(jnp.mean(jnp.sum(x**2, axis=1))) == pytest.approx(4 + 0.49 * 4, rel=0.01)

@@ -167,6 +167,14 @@ def test_neither_records_nor_replica_batches_nor_probes_change_the_data_seen():
     assert same(plain, trained(snapshots=[13, 40]))
 
 
+def test_log_spaced_records_run_from_the_first_step_to_the_last():
+    steps = np.array(kr.log_spaced(10_000, 41))
+    assert steps[0] == 1 and steps[-1] == 10_000
+    assert (np.diff(steps) >= 1).all()
+    later = steps[steps >= 100]
+    np.testing.assert_allclose(later[1:] / later[:-1], 10**0.1, rtol=0.01)
+
+
 def test_a_network_can_ask_for_few_replicas_at_once(monkeypatch):
     class Alone(LinearAtZero):
         at_once = 1

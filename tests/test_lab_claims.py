@@ -36,6 +36,12 @@ def test_bootstrap_interval_of_a_mean_has_the_normal_width():
     assert (low, high) == pytest.approx((values.mean() - half, values.mean() + half), abs=0.1 * half)
 
 
+def test_two_replicas_have_an_interval_and_one_has_none():
+    assert at_least([1.0, 3.0], 0).interval == (1.0, 3.0)
+    alone = at_least([1.0], 0)
+    assert alone.interval is None and alone.outcome == "undecided"
+
+
 def test_bootstrap_covers_the_mean_in_95_percent_of_samples():
     inside = 0
     for _ in range(300):

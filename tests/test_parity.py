@@ -87,6 +87,8 @@ def test_products_of_the_relevant_bits_are_the_parity():
     network = eqx.tree_at(lambda m: (m.weights, m.bias), network, (jnp.eye(6)[:, :2], jnp.zeros(2)))
     batch = task.enumerate()
     np.testing.assert_allclose(jax.vmap(network)(batch.x), batch.y)
+    shifted = eqx.tree_at(lambda m: m.bias, network, jnp.array([0.5, -2.0]))
+    np.testing.assert_allclose(jax.vmap(shifted)(batch.x), (batch.x[:, 0] + 0.5) * (batch.x[:, 1] - 2))
 
 
 def test_positive_disjoint_starts_have_a_positive_product():
