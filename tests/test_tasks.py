@@ -58,3 +58,12 @@ def test_examples_have_the_shape_networks_are_built_for(task):
     assert len(batch.y) == 11
     assert jax.tree.all(jax.tree.map(lambda a, b: bool(jnp.array_equal(a, b)), batch, same))
     assert not np.array_equal(batch.x, other.x)
+
+
+@pytest.mark.parametrize("task", TASKS, ids=lambda task: type(task).__name__)
+def test_a_network_has_an_output_for_every_class_or_number_of_a_label(task):
+    y = np.asarray(task.instance(jax.random.key(0)).sample(jax.random.key(1), 60).y)
+    if np.issubdtype(y.dtype, np.integer):
+        assert set(np.unique(y)) == set(range(task.outputs))
+    else:
+        assert np.isfinite(y).all() and y.shape[1:] in ((), (task.outputs,)) and task.outputs == y[0].size
