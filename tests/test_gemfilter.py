@@ -380,6 +380,8 @@ def test_a_haystack_has_its_length_and_its_needle_where_it_says():
         assert prompt.input_ids.shape == (1, 400)
         hidden = prompt.input_ids[0, list(prompt.answer)].tolist()
         assert hidden == tokenizer.encode(" " + needle)
+        if depth == 0.5:
+            assert tokenizer.decode(prompt.input_ids[0, : prompt.answer.start]).endswith("WORDS.")
     with pytest.raises(InputError, match="too short"):
         llm.haystack(tokenizer, text, 20, 0.5, needle, "WHERE?")
     with pytest.raises(InputError, match="the text has"):
