@@ -143,7 +143,7 @@ def steps(
     w = jnp.pad(network.weights.T, ((0, more_neurons), (0, more_inputs)))
     b, u = (jnp.pad(vector, (0, more_neurons)) for vector in (network.bias, network.output))  # type: ignore[arg-type]
     x = jnp.pad(x, ((0, 0), (0, 0), (0, more_inputs)))
-    outputs = u @ jax.nn.relu(w @ x[0].T + b[:, None])
+    outputs = jnp.zeros(batch) if small else u @ jax.nn.relu(w @ x[0].T + b[:, None])
     parameters = [w, b, u, network.output_bias]
     decay = 0.0 if learner.weight_decay is None else learner.weight_decay
     rates, decays = (

@@ -10,7 +10,7 @@ import numpy as np
 import xarray as xr
 
 from krogh.lab import all_of, at_least, at_most, equals
-from krogh.lab.figures import COLOURS, new_figure, theory
+from krogh.lab.figures import COLOURS, curve_with_spread, new_figure, theory, ticks_at
 from krogh.nn.fixed_features import sum_over_chunks
 from krogh.nn.mlp import MLP
 from krogh.nn.symmetric import SymmetricReLU, neurons
@@ -330,15 +330,13 @@ def plot_learned(ds: xr.Dataset):
     names = list(dict.fromkeys(cases))
     fig, axes = new_figure(len(names), size=(2.8 * len(names), 2.6), sharey=True, squeeze=False)
     for ax, name in zip(axes[0], names, strict=True):
-        part = ds.isel(cell=np.flatnonzero(cases == name))
-        for method, label, colour in (("one_step", "one step + ridge", 0), ("random", "random features + ridge", 1)):
-            runs = part[method].transpose("cell", "seed").values
-            ax.plot(part.m, runs, "o", markersize=4, color=COLOURS[colour], alpha=0.5)
-            ax.plot(part.m, runs.mean(1), color=COLOURS[colour], label=label)
+        part = ds.isel(cell=np.flatnonzero(cases == name)).swap_dims(cell="m")
+        for method, label in (("one_step", "one step + ridge"), ("random", "random features + ridge")):
+            curve_with_spread(ax, part[method], x="m", label=label, band=(0.0, 1.0), marker="o")
         ax.set(xscale="log", xlabel="m (4m neurons)", title=name.replace(", p_A", "\np_A"), ylim=(0.5, 1.02))
-        ax.set_xticks(part.m.values, [str(m) for m in part.m.values], minor=False)
-        ax.minorticks_off()
-    axes[0, 0].axhline(ds.attrs["ceiling"], color="black", linestyle="--", linewidth=1, label="one threshold")
+        ticks_at(ax, part.m.values)
+    widths = ds.m.values[cases == names[0]]
+    theory(axes[0, 0], widths, np.full(len(widths), ds.attrs["ceiling"]), "one threshold")
     axes[0, 0].set_ylabel("test accuracy")
     axes[0, 0].legend()
     return fig

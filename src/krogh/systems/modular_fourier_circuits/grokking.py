@@ -46,6 +46,7 @@ class Grokking:
     precision: str = "highest"
 
 
+SMOKE = Grokking(cases=((2, 7, 40), (3, 5, 40)), heads=2, emb=16, attn=8, seeds=2)
 ORIGINAL = Grokking(
     cases=((2, 97, 20_000), (3, 31, 20_000), (4, 11, 20_000), (5, 5, 20_000)),
     heads=160,
@@ -145,7 +146,7 @@ grokking = system.experiment(
     "fig-4.4",
     "Figure 4.4: grokking weakens as k grows",
     presets={
-        "smoke": Grokking(cases=((2, 7, 40), (3, 5, 40)), heads=2, emb=16, attn=8, seeds=2),
+        "smoke": SMOKE,
         "quick": Grokking(),
         "paper": ORIGINAL,
     },
@@ -168,7 +169,7 @@ gap_only = system.experiment(
     "fig-4.4-gap",
     "Figure 4.4 up to where the seen part is learned, which is all that the gap needs",
     presets={
-        "smoke": Grokking(cases=((2, 7, 40), (3, 5, 40)), heads=2, emb=16, attn=8, seeds=2, ends="seen"),
+        "smoke": replace(SMOKE, ends="seen"),
         "paper": replace(ORIGINAL, ends="seen"),
     },
 )(curves)
@@ -203,7 +204,7 @@ grokking_decay = system.experiment(
     "fig-4.4-decay",
     "The complete jump, with weight decay 1",
     presets={
-        "smoke": Grokking(cases=((2, 7, 40), (3, 5, 40)), heads=2, emb=16, attn=8, seeds=2, weight_decay=1.0),
+        "smoke": replace(SMOKE, weight_decay=1.0),
         "quick": SMALL,
         "paper": replace(ORIGINAL, weight_decay=1.0, ends="held out"),
     },
@@ -240,7 +241,7 @@ fixed_p = system.experiment(
     "fixed-p",
     "The same comparison at one p: in Figure 4.4 p falls as k grows",
     presets={
-        "smoke": Grokking(cases=((2, 5, 40), (3, 5, 40)), heads=2, emb=16, attn=8, seeds=2),
+        "smoke": replace(SMOKE, cases=((2, 5, 40), (3, 5, 40))),
         "quick": Grokking(cases=((2, 7, 400), (3, 7, 400), (4, 7, 600)), seeds=8),
         "paper": replace(ORIGINAL, cases=((2, 7, 5000), (3, 7, 5000), (4, 7, 5000), (5, 7, 5000))),
     },
