@@ -10,6 +10,7 @@ from krogh.errors import InputError
 from krogh.nn.tables import LookupNetwork, neurons
 from krogh.probes.margins import NormalisedMargin, margins
 from krogh.probes.spectra import IrrepPower, frequencies, frequency_power
+from krogh.systems.feature_emergence_margin.groups import irrep_names
 from krogh.tasks.labels import TwoClasses
 from krogh.tasks.parity import cube
 from krogh.theory import groups
@@ -90,6 +91,34 @@ def test_tables_that_are_no_groups_are_refused_with_the_elements_at_fault():
         kr.tasks.GroupComposition(loop)
 
 
+@pytest.mark.parametrize("kind", [list, jnp.asarray, np.asarray])
+def test_tables_are_checked_and_used_whatever_holds_them(kind):
+    with pytest.raises(InputError, match="element 1 has no inverse"):
+        kr.tasks.GroupComposition(kind([[0, 1], [1, 1]]))
+    with pytest.raises(InputError, match="element 1 has no inverse"):
+        groups.Group(kind([[0, 1], [1, 1]]))
+    addition = kind([[0, 1], [1, 0]])
+    assert kr.tasks.GroupComposition(addition).enumerate().y.tolist() == [0, 1, 1, 0]
+    assert [r.dim for r in groups.Group(addition).irreps] == [1, 1]
+
+
+def test_names_of_classes_and_irreps_never_run_out_and_differ():
+    for name in ("Z_19", "D_59"):
+        group = groups.named(name)
+        assert len(set(group.class_names)) == len(group.classes)
+        assert len(set(irrep_names(group))) == len(group.irreps)
+    assert groups.told_apart(["x"] * 28 + ["y"])[25:] == ["xz", "xaa", "xab", "y"]
+    assert irrep_names(groups.named("S_4")) == ["1a", "1b", "2", "3a", "3b"]
+
+
+def test_tuples_that_are_no_permutations_are_not_named_by_cycles():
+    def product(a, b):
+        return a[0] * b[0] % 7, (a[0] * b[1] + a[1]) % 7
+
+    frobenius = groups.from_generators([(2, 0), (1, 1)], product)
+    assert frobenius.order == 21 and all(name.startswith("class of") for name in frobenius.class_names)
+
+
 def test_every_change_of_one_product_is_found():
     table = groups.symmetric(3).table
     for a in range(6):
@@ -161,6 +190,7 @@ def test_constructed_parity_has_the_maximum_margin_everywhere(n, k):
     y = (x[:, :k].prod(axis=1) < 0).astype(int)
     np.testing.assert_allclose(theory.norm_power(network, k + 1), 1, rtol=1e-12)
     np.testing.assert_allclose(theory.point_margins(network(x), y), theory.parity_margin(k), rtol=1e-12)
+    assert theory.parity_bound(n, k, starts=20) == pytest.approx(theory.parity_margin(k), rel=1e-9)
 
 
 @pytest.mark.parametrize("name", [*SMALL, "A_5"])

@@ -36,10 +36,22 @@ def test_bootstrap_interval_of_a_mean_has_the_normal_width():
     assert (low, high) == pytest.approx((values.mean() - half, values.mean() + half), abs=0.1 * half)
 
 
-def test_two_replicas_have_an_interval_and_one_has_none():
-    assert at_least([1.0, 3.0], 0).interval == (1.0, 3.0)
+def test_a_few_replicas_have_students_interval_of_the_mean_and_one_has_none():
+    assert at_least([1.0, 3.0], 0).interval == pytest.approx((2 - 12.7062, 2 + 12.7062), abs=1e-4)
+    assert at_least([1.0, 1.1, 1.2, 1.3], 1).interval == pytest.approx((1.15 - 0.20542, 1.15 + 0.20542), abs=1e-4)
     alone = at_least([1.0], 0)
     assert alone.interval is None and alone.outcome == "undecided"
+
+
+@pytest.mark.parametrize(("values", "stat"), [([1.0, 1.1, 1.2], "median"), ([1.0, 1.1, math.inf], "mean")])
+def test_a_few_replicas_decide_nothing_but_means(values, stat):
+    verdict = at_least(values, 0, stat)
+    assert verdict.outcome == "undecided" and verdict.interval is None and "at least 5" in verdict.detail
+
+
+def test_the_interval_of_four_replicas_covers_the_mean_in_95_percent_of_samples():
+    found = [at_least(RNG.normal(0, 1, 4), 0).interval for _ in range(1000)]
+    assert 0.93 <= np.mean([low <= 0 <= high for low, high in found]) <= 0.97
 
 
 def test_bootstrap_covers_the_mean_in_95_percent_of_samples():

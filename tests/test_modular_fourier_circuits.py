@@ -1,5 +1,6 @@
 """Facts about tables of modular addition, maximum-margin networks, symbol Transformers and their spectra."""
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,7 +13,13 @@ from krogh.nn.decoder import SymbolTransformer
 from krogh.nn.tables import Lookup, LookupNetwork
 from krogh.probes.embeddings import TableMargin, attention_maps, closing_scores, folded_power
 from krogh.systems.modular_fourier_circuits.grokking import delay_shrinks
-from krogh.systems.modular_fourier_circuits.training import SHORT_TABLES, Case, MarginAdam
+from krogh.systems.modular_fourier_circuits.training import (
+    SHORT_TABLES,
+    Case,
+    MarginAdam,
+    amplitude_spread,
+    trained,
+)
 from krogh.tasks.modular import ModularAddition, permuted
 from krogh.theory import modular_margin as theory
 from krogh.train.schedules import WarmUp
@@ -277,3 +284,17 @@ def test_a_network_that_learns_nothing_is_not_quick():
 
     assert judged([1.0] * 7 + [np.inf]) == "holds"
     assert judged([np.inf] * 7 + [1.0]) == "fails"
+
+
+def test_a_network_that_collapsed_has_no_margin():
+    case = Case(3, 5, share=1.0, penalty=5.0, batch=64, width=32, steps=400, seeds=2)
+    ds = trained(case)
+    assert np.isfinite(ds.relative_margin.isel(step=0)).all()
+    assert np.isnan(ds.relative_margin.isel(step=-1)).all()
+
+
+def test_amplitudes_of_the_construction_are_equal():
+    network = constructed(3, 7)
+    assert float(amplitude_spread(network).max()) < 1e-6
+    longer = eqx.tree_at(lambda n: n.output, network, 3 * network.output)  # norms 1, 1, 1, 3: deviation √3/2, mean 3/2
+    assert float(amplitude_spread(longer).mean()) == pytest.approx(3**0.5 / 3, rel=1e-5)

@@ -39,6 +39,15 @@ def interval(draws: NDArray[np.float64], level: float = 0.95) -> tuple[float, fl
     return float(low), float(high)
 
 
+def t_interval(values: NDArray[np.float64], level: float = 0.95) -> tuple[float, float]:
+    """Student's interval of the mean of independent normal values."""
+    from scipy.special import stdtrit
+
+    n = len(values)
+    half = float(stdtrit(n - 1, (1 + level) / 2) * values.std(ddof=1) / math.sqrt(n))
+    return float(values.mean()) - half, float(values.mean()) + half
+
+
 def wilson(successes: int, n: int, z: float = Z95) -> tuple[float, float]:
     """Wilson's score interval of a proportion."""
     share = successes / n

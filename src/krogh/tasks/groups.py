@@ -1,5 +1,7 @@
 """Composition in a finite group: the whole multiplication table is the data (003 §7.4, §7.6)."""
 
+from typing import Any
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -11,6 +13,11 @@ from krogh.tasks.base import Batch, Task
 from krogh.theory.groups import check_table
 
 
+def _held(table: Any) -> Any:
+    """A table as an array whose entries can be looked at, unless it is being traced."""
+    return table if isinstance(table, jax.core.Tracer) else np.asarray(table)
+
+
 class GroupComposition(Task):
     """x = (a, b, …) uniform on G^k as element numbers, y = the number of the product a b ⋯ (k = `inputs`).
 
@@ -19,7 +26,7 @@ class GroupComposition(Task):
     `table[a, b]` is the number of ab; any finite group's table will do, from `krogh.theory.groups` or your own.
     """
 
-    table: Int[Array, "elements elements"] | np.ndarray
+    table: Int[Array, "elements elements"] | np.ndarray = eqx.field(converter=_held)
     inputs: int = eqx.field(static=True, default=2)
 
     def __check_init__(self):

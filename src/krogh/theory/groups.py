@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise, permutations, product
+from string import ascii_lowercase
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -65,13 +66,14 @@ def _generators(table: np.ndarray, identity: int) -> list[int]:
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """A finite group: `table[a, b]` is the number of the product of elements a and b."""
+    """A finite group: `table[a, b]`, held as an array, is the number of the product of elements a and b."""
 
-    table: np.ndarray
+    table: Any
     name: str = "G"
     elements: tuple[Any, ...] = ()
 
     def __post_init__(self):
+        object.__setattr__(self, "table", np.asarray(self.table))
         check_table(self.table)
 
     @property
@@ -106,11 +108,10 @@ class Group:
     @cached_property
     def class_names(self) -> list[str]:
         """Cycle types for permutations (with a letter where two classes share one), else the smallest element."""
-        if not self.elements or not isinstance(self.elements[0], tuple):
+        if not self.elements or not all(map(is_permutation, self.elements)):
             return [f"class of {members[0]}" for members in self.classes]
         types = [cycle_type(self.elements[members[0]]) for members in self.classes]
-        names = ["·".join(map(str, t)) if t else "e" for t in types]
-        return [n if names.count(n) == 1 else n + "abcdefgh"[names[:i].count(n)] for i, n in enumerate(names)]
+        return told_apart(["·".join(map(str, t)) if t else "e" for t in types])
 
     @cached_property
     def irreps(self) -> list["Irrep"]:
@@ -129,7 +130,7 @@ def from_generators(
         raise InputError("a group needs at least one generator")
     if multiply is None:
         for g in generators:
-            if not isinstance(g, tuple) or sorted(g) != list(range(len(g))) or len(g) != len(generators[0]):
+            if not is_permutation(g) or len(g) != len(generators[0]):
                 raise InputError(f"a permutation is a tuple of 0 to n − 1 in some order, all of one length; got {g!r}")
         multiply = compose
     elements = dict.fromkeys(generators)
@@ -144,6 +145,20 @@ def from_generators(
     number = {a: i for i, a in enumerate(listed)}
     table = np.array([[number[multiply(a, b)] for b in listed] for a in listed])
     return Group(table, name, tuple(listed))
+
+
+def is_permutation(element: Any) -> bool:
+    """Whether it is a tuple of 0, …, n − 1 in some order."""
+    return isinstance(element, tuple) and set(element) == set(range(len(element)))
+
+
+def told_apart(names: Sequence[str]) -> list[str]:
+    """Names that occur more than once get a letter: a, …, z, aa, ab, …"""
+
+    def letters(i: int) -> str:
+        return (letters(i // 26 - 1) if i >= 26 else "") + ascii_lowercase[i % 26]
+
+    return [n if names.count(n) == 1 else n + letters(names[:i].count(n)) for i, n in enumerate(names)]
 
 
 def compose(p: tuple[int, ...], q: tuple[int, ...]) -> tuple[int, ...]:

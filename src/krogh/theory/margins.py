@@ -262,6 +262,27 @@ def representation_value(
     return total
 
 
+def parity_value(u: Float[np.ndarray, "*some n"], w: Float[np.ndarray, "*some 2"], k: int) -> Any:
+    """E[ψ] = k! ∏_{i<k} u_i (w_0 − w_1), uniform q, σ(z) = z^k, the parity of the first k bits (003 §D.7)."""
+    return math.factorial(k) * u[..., :k].prod(axis=-1) * (w[..., 0] - w[..., 1])
+
+
+def parity_bound(n: int, k: int, starts: int = 100, steps: int = 1000, seed: int = 0) -> float:
+    """Largest `parity_value` of a unit neuron (u, w), by an ascent like that of `ascend` from random starts: no network
+    has a larger normalised margin (003 Lemma 7.3)."""
+    x = np.random.default_rng(seed).normal(size=(starts, n + 2))
+    x /= np.linalg.norm(x, axis=1, keepdims=True)
+    for _ in range(steps):
+        gradient = np.zeros_like(x)
+        for i in range(k):
+            others = np.delete(x[:, :k], i, axis=1).prod(axis=1)
+            gradient[:, i] = others * (x[:, -2] - x[:, -1])
+        gradient[:, -2:] = x[:, :k].prod(axis=1)[:, None] * np.array([1, -1])
+        x = gradient + np.linalg.norm(gradient, axis=1, keepdims=True) * x
+        x /= np.linalg.norm(x, axis=1, keepdims=True)
+    return float(parity_value(x[:, :n], x[:, n:], k).max())
+
+
 def wrong_label_weights(group: Group, weights: Float[np.ndarray, " classes"]) -> Float[np.ndarray, "n n"]:
     """τ[y, c] of a wrong label c for the right label y: that of the class of y c⁻¹, 0 on the diagonal."""
     return weights[group.class_of[group.table[:, group.inverse]]]

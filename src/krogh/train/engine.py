@@ -5,6 +5,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache, partial
 from typing import Any
 
 import equinox as eqx
@@ -20,10 +21,10 @@ from krogh.train.cost import largest_array, operations
 from krogh.train.program import REACHED, RUNNING, Program, Replica, each, own_leaves, stage_task
 from krogh.train.spec import Group, fingerprint, group_key
 
-# Where success stops replicas, a step counts by its floating-point operations, in units of one step of a (50, 3)-parity
-# at width 100 and batch 32. Unlike seconds they are the same in every run, so that a resumed one goes the same way.
+# A step counts by its floating-point operations, in units of one step of a (50, 3)-parity at width 100 and batch 32.
+# Unlike seconds they are the same in every run, so that a resumed one goes the same way.
 UNIT_STEP = 640_000
-# A stage is cut into at most this many chunks, each of at least so many steps of the whole ensemble.
+# A stage is cut into at most this many chunks, each of at least so many (unit) steps of the whole ensemble.
 CHUNKS = 64
 LEAST_REPLICA_STEPS = {"cpu": 16_384, "gpu": 200_000}
 LEAST_STEPS = {"cpu": 1, "gpu": 2_000}
@@ -161,6 +162,7 @@ class Ensemble:
         self.key = group_key(self.spec)
         self.structures: list[Any] = []
         self.replica_structures: list[Any] = []
+        self.steps: list[Callable[[], Jaxpr]] = []
         self.programs = self._trace()
 
     def _trace(self) -> list[Program]:
@@ -179,6 +181,7 @@ class Ensemble:
 
             replica = jax.eval_shape(enter, replica)
             program = replace(entering, net_static=found[0])
+            self.steps.append(cache(partial(self._step, program, replica)))
             programs.append(self._with_turns(program, replica))
             self.structures.append(jax.tree.structure(replica.network))
             self.replica_structures.append(jax.tree.structure(replica))
@@ -198,16 +201,9 @@ class Ensemble:
         probed = jax.make_jaxpr(lambda r, t: program.measure(r, self.group.shared, t))(replica, t).jaxpr
         return replace(
             program,
-            in_turn=largest_array(self._step(program, replica)) >= CACHE,
+            in_turn=largest_array(self.steps[program.stage]()) >= CACHE,
             measured_in_turn=largest_array(probed) >= CACHE_PROBED,
         )
-
-    def _step_cost(self, program: Program, replicas: Any) -> float:
-        """Unit steps that one step of one of these replicas is worth."""
-        if self.spec.until is None:
-            return 1.0
-        one = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), replicas)
-        return max(1.0, operations(self._step(program, one)) / UNIT_STEP)
 
     def network(self, leaves: list[np.ndarray], step: int) -> Any:
         """The networks as they were after `step` steps, from their flattened arrays."""
@@ -325,7 +321,7 @@ class Ensemble:
                 self._record(journal, out, [0])
             if begin in self.spec.snapshots:
                 self._snapshot(journal, begin)
-        cost = self._step_cost(program, journal.replicas)
+        cost = max(1.0, operations(self.steps[index]()) / UNIT_STEP)
         least = max(LEAST_STEPS[self.platform], LEAST_REPLICA_STEPS[self.platform] // self.group.size)
         chunks = plan(begin, end, self.spec.records, self.spec.snapshots, int(least / cost))
         for number in range(journal.chunk, len(chunks)):

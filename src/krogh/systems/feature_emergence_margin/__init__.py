@@ -11,7 +11,10 @@ system = System(
         "representations, when many other circuits fit the data? Does the largest margin alone decide it?"
     ),
     source="003 chapter 7, appendix D",
-    knobs="group (any finite one), n and k of the parity, width, activation, norm, regularisation, schedule of the lr",
+    knobs=(
+        "group (Z_n, S_n, A_n, D_n, Q_8), n and k of the parity, width, activation, norm, regularisation, schedule of "
+        "the lr"
+    ),
 )
 
 from krogh.systems.feature_emergence_margin import (  # noqa: E402, F401

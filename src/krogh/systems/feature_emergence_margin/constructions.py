@@ -12,6 +12,7 @@ from krogh.systems.feature_emergence_margin import system
 from krogh.systems.feature_emergence_margin.drawing import table_figure, table_of
 from krogh.systems.feature_emergence_margin.parity import constructed
 from krogh.theory import margins
+from krogh.theory.boolean import cube
 from krogh.theory.groups import (
     Group,
     character_table,
@@ -140,6 +141,7 @@ def plot_modular(ds: xr.Dataset):
 @dataclass(frozen=True)
 class Parities:
     cases: tuple[tuple[int, int], ...] = ((6, 2), (7, 3), (10, 4))
+    neurons: int = 100
 
 
 @system.experiment("thm-7.8", "Sparse parities: the constructed network", presets={"quick": Parities()})
@@ -150,9 +152,19 @@ def parities(s: Parities) -> xr.Dataset:
             "gamma": ("case", [margins.parity_margin(k) for _, k in s.cases]),
             "lowest": ("case", [g.min() for g in found]),
             "highest": ("case", [g.max() for g in found]),
+            "value_error": ("case", [_parity_value_error(n, k, s.neurons) for n, k in s.cases]),
+            "upper": ("case", [margins.parity_bound(n, k, s.neurons) for n, k in s.cases]),
         },
         coords={"case": [f"({n}, {k})" for n, k in s.cases]},
     )
+
+
+def _parity_value_error(n: int, k: int, neurons: int) -> float:
+    """Largest error of the formula for one neuron against all 2^n inputs, over random neurons."""
+    rng = np.random.default_rng(n)
+    u, w, x = rng.normal(size=(neurons, n)), rng.normal(size=(neurons, 2)), cube(n)
+    outputs = (x @ u.T) ** k * (w[:, 0] - w[:, 1])
+    return float(np.abs(x[:, :k].prod(axis=1) @ outputs / len(x) - margins.parity_value(u, w, k)).max())
 
 
 @parities.claim(
@@ -169,12 +181,23 @@ def parity_attains(ds: xr.Dataset):
     )
 
 
+@parities.claim(
+    "16.4b",
+    "A neuron is worth k! prod u_i (w_0 - w_1) under the uniform q* (enumeration, 1e-10), and the best unit neuron of "
+    "100 ascents gamma* to 1e-9: no network has a larger margin than the construction",
+    source="Thm 7.8, Lemma 7.3, §D.7",
+)
+def parity_certificate(ds: xr.Dataset):
+    return all_of(formula=equals(ds.value_error, 0, 1e-10), upper_bound=equals(ds.upper / ds.gamma, 1, 1e-9))
+
+
 @parities.figure
 def plot_parities(ds: xr.Dataset):
     columns = {
         "gamma": ("γ* (theory)", ".9f"),
         "lowest": ("construction, lowest", ".9f"),
         "highest": ("highest", ".9f"),
+        "upper": ("best neuron", ".9f"),
     }
     return table_of(ds, "case", columns, "Thm 7.8: maximum margin of the (n, k) parity")
 
@@ -186,6 +209,7 @@ def plot_parities(ds: xr.Dataset):
 class Groups:
     groups: tuple[str, ...] = ("S_3", "S_4", "S_5")
     condition: tuple[str, ...] = ("S_3", "S_4", "S_5", "S_6", "A_4", "A_5", "D_4", "D_5", "Q_8", "Z_7")
+    neurons: int = 10
 
 
 @system.experiment(
@@ -213,6 +237,7 @@ def composition(s: Groups) -> xr.Dataset:
                 "weights_alone": weights.sum(),
                 "irreps_tie": np.abs(best / gamma - 1).max(),
                 "printed_norms": np.abs(norms / printed - 1).max(),
+                "formula": _formula_over_enumeration(group, weights, s.neurons),
                 "orthogonality": orthogonality_error(group.irreps),
                 "homomorphism": homomorphism_error(group, group.irreps),
             }
@@ -224,11 +249,22 @@ def composition(s: Groups) -> xr.Dataset:
     for i, group in enumerate(groups):
         values[i, : len(group.classes) - 1] = balance(group)
         names[i, : len(group.classes) - 1] = group.class_names[1:]
+    formula = ("group", "neuron"), [row.pop("formula") for row in built]
     return xr.Dataset(
         {name: ("group", [row[name] for row in built]) for name in built[0]}
+        | {"formula": formula}
         | {"condition": (("any_group", "class"), values), "class_name": (("any_group", "class"), names)},
         coords={"group": list(s.groups), "any_group": list(s.condition)},
     )
+
+
+def _formula_over_enumeration(group: Group, weights: np.ndarray, neurons: int) -> np.ndarray:
+    """Lemma D.11's value of random neurons, with its factor 2, over that of all pairs."""
+    u, v, w = np.random.default_rng(group.order).normal(size=(3, neurons, group.order))
+    tau = margins.wrong_label_weights(group, weights)
+    direct = margins.class_weighted_margin(group.table, tau, u, v, w)
+    formula = [margins.representation_value(group, weights, *one) for one in zip(u, v, w, strict=True)]
+    return np.array(formula) / direct
 
 
 @composition.claim(
@@ -278,6 +314,17 @@ def condition_holds(ds: xr.Dataset):
 )
 def condition_a5(ds: xr.Dataset):
     return at_most(float(ds.condition.sel(any_group="A_5").max()), 0)
+
+
+@composition.claim(
+    "16.D11",
+    "The class-weighted margin of random neurons is 2 sum_R (1 - sum_C tau_C |C| chi_R(C)/d_R) tr(alpha beta "
+    "gamma^T)/d^2 to 1e-9 of enumeration; as printed, without the 2, it is half of that",
+    source="Lemma D.11, corrected",
+    presets=("quick", "paper"),
+)
+def value_in_irreps(ds: xr.Dataset):
+    return equals(ds.formula, 1, 1e-9)
 
 
 @composition.claim(

@@ -184,7 +184,7 @@ def decreasing_in_p(ds: xr.Dataset):
 def plot_untrained(ds: xr.Dataset) -> "Figure":
     figure, ax = new_figure(size=(3.4, 2.5))
     curve_with_spread(ax, ds.mean_power, x="p", marker="o", label="Gaussian vectors")
-    # |û|² are (p+1)/2 nearly equal exponentials: the largest of n has mean H_n / n
+    # |û|² are (p-1)/2 nearly equal exponentials: the largest of n has mean H_n / n
     n = (ds.p.values - 1) // 2
     figures.theory(ax, ds.p, [np.sum(1 / np.arange(1, m + 1)) / m for m in n], r"$H_n/n$, $n = (p-1)/2$")
     ax.set(xlabel="p", ylabel="mean largest power", xscale="log", ylim=(0, 0.7))

@@ -60,7 +60,9 @@ def draw_histograms(ds: xr.Dataset) -> "Figure":
     after.legend()
     for name, label in (("weighted_power", "weighted by norm"), ("alive_power", "alive"), ("mean_power", "all")):
         curve_with_spread(trend, ds[name], label=label)
-    curve_with_spread(trend, ds.accuracy, label="held-out accuracy", color="0.6")
+    accuracy = "held-out accuracy" if ds.attrs["share"] < 1 else "accuracy on the whole table"
+    curve_with_spread(trend, ds.accuracy, label=accuracy, color="0.6")
+    curve_with_spread(trend, ds.unequal, label="spread of an alive neuron's amplitudes", color="0.3", linestyle=":")
     trend.set(xlabel="step", ylabel="largest power", ylim=(0, 1.03), title="on the way")
     trend.legend()
     k, p, width = (ds.attrs[name] for name in ("k", "p", "width"))

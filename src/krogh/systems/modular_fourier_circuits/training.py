@@ -15,7 +15,7 @@ from krogh.nn.tables import Lookup
 from krogh.probes.basic import accuracy, probe
 from krogh.probes.embeddings import TableMargin
 from krogh.probes.margins import neuron_norms
-from krogh.probes.spectra import frequencies
+from krogh.probes.spectra import frequencies, tables
 from krogh.tasks.base import Batch
 from krogh.tasks.modular import ModularAddition
 from krogh.theory import modular_margin as theory
@@ -26,6 +26,9 @@ from krogh.train.schedules import WarmUp
 # On a CPU, below so many one-hot columns a matrix product is faster than picking rows, and its gradient than a
 # scatter. On a GPU, where a scatter is one atomic addition for each of batch x width numbers, it always is.
 SHORT_TABLES = 48
+
+# L_{2,k+1} norm below which the penalty has won and the network is zero.
+COLLAPSED = 1e-2
 
 
 class MarginAdam(Adam):
@@ -55,6 +58,13 @@ class MarginAdam(Adam):
 def shown_weights(network: Any) -> Array:
     """u_1, …, u_k and w of the first six neurons: before training neurons are exchangeable, so any six are random."""
     return jnp.concatenate([network.weights[..., :6], network.output.T[None, :, :6]])
+
+
+@probe(dims=("neuron",))
+def amplitude_spread(network: Any) -> Array:
+    """Deviation of ‖u_1‖, …, ‖u_k‖ and ‖w‖ of every neuron over their mean: 0 in the construction (000 Lemma 4.11)."""
+    sizes = jnp.linalg.norm(tables(network), axis=-1)
+    return jnp.std(sizes, axis=0) / jnp.mean(sizes, axis=0)
 
 
 @dataclass(frozen=True)
@@ -96,7 +106,7 @@ class Case:
             ),
             self.steps,
             seeds=self.seeds,
-            probes=[accuracy, TableMargin(self.rows), frequencies, neuron_norms, shown_weights],
+            probes=[accuracy, TableMargin(self.rows), frequencies, neuron_norms, amplitude_spread, shown_weights],
             every=max(1, self.steps // self.records),
             validation=4096,
             networks=False,
@@ -117,9 +127,13 @@ def with_statistics(ds: xr.Dataset, case: Case) -> xr.Dataset:
     weighted_power   the same weighted by ‖θ_i‖^{k+1}, the neuron's part in the network's norm
     shared           share of alive neurons whose u_1, …, u_k and w have one and the same frequency
     counts           neurons per frequency (that of w); alive_counts: alive ones
-    phase_error      mean |Σ θ_u − θ_w|; alive_phase_error over alive neurons
+    unequal          mean spread of alive neurons' ‖u_1‖, …, ‖u_k‖, ‖w‖
+    phase_error      mean |Σ θ_u − θ_w| at the frequency of u_1; alive_phase_error over alive neurons
+
+    A network whose norm has collapsed has no margin to speak of: its relative one is NaN, and no claim holds with it.
     """
     norm = ds.neuron_norms
+    size = (norm ** (case.k + 1)).sum("neuron") ** (1 / (case.k + 1))
     alive = norm > 0.5 * norm.max("neuron")
     largest = ds.power.isel(part=slice(None, -1)).mean("part")
     weight = (norm / norm.max("neuron")) ** (case.k + 1)
@@ -130,7 +144,7 @@ def with_statistics(ds: xr.Dataset, case: Case) -> xr.Dataset:
     alive_counts = xr.concat([((own == z) & alive).sum("neuron") for z in nonzero.values], nonzero)
     error = abs(ds.phase)
     ds = ds.assign(
-        relative_margin=ds.margin / theory.max_margin(case.k, case.p),
+        relative_margin=(ds.margin / theory.max_margin(case.k, case.p)).where(size >= COLLAPSED),
         alive_share=alive.mean("neuron"),
         mean_power=largest.mean("neuron"),
         alive_power=largest.where(alive).mean("neuron"),
@@ -138,11 +152,14 @@ def with_statistics(ds: xr.Dataset, case: Case) -> xr.Dataset:
         shared=one.where(alive).mean("neuron"),
         counts=counts,
         alive_counts=alive_counts,
+        unequal=ds.amplitude_spread.where(alive).mean("neuron"),
         phase_error=error.mean("neuron"),
         alive_phase_error=error.where(alive).mean("neuron"),
     )
     ends = ds[["power", "frequency", "phase", "neuron_norms", "shown_weights"]].isel(step=[0, -1]).rename(step="end")
-    ds = ds.drop_vars(list(ends.data_vars)).merge(ends.assign_coords(end=["start", "trained"]), compat="no_conflicts")
+    ds = ds.drop_vars([*ends.data_vars, "amplitude_spread"]).merge(
+        ends.assign_coords(end=["start", "trained"]), compat="no_conflicts"
+    )
     return ds.assign_attrs(
         k=case.k,
         p=case.p,

@@ -40,7 +40,7 @@ class Grams:
     steps: int = 12_000
     every: int = 100
     validation: int = 1024
-    seeds: int = 16
+    seeds: int = 8
 
 
 @system.experiment(
