@@ -53,7 +53,7 @@ def wilson(successes: int, n: int, z: float = Z95) -> tuple[float, float]:
     share = successes / n
     centre = (share + z * z / (2 * n)) / (1 + z * z / n)
     half = z / (1 + z * z / n) * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
-    return max(0.0, centre - half), 1.0 if successes == n else centre + half
+    return 0.0 if successes == 0 else centre - half, 1.0 if successes == n else centre + half
 
 
 def power_law(x: ArrayLike, y: ArrayLike) -> tuple[float, float]:
