@@ -12,7 +12,8 @@ from krogh.errors import InputError
 from krogh.nn.decoder import CausalTransformer
 from krogh.nn.query_attention import QueryAttention, QueryReader
 from krogh.probes.chain_of_thought import KINDS, attention_classes, infer, kinds_of, reason
-from krogh.systems.chain_of_thought.guarantees import shortest
+from krogh.systems.chain_of_thought.guarantees import bound, shortest
+from krogh.systems.chain_of_thought.inference import last_step
 from krogh.systems.chain_of_thought.learning import half_squares
 from krogh.tasks.chain_of_thought import ChainPrompts, ErroneousChains, rotated
 from krogh.tasks.prompts import evenly, orthonormal, orthonormalised, step_columns
@@ -393,3 +394,13 @@ def test_bounds_scale_as_printed():
 def test_the_shortest_prompt_is_where_the_error_stays_low():
     errors = np.array([[[0.5, 0.0, 0.2, 0.0, 0.0], [0.5, 0.4, 0.3, 0.2, 0.1]]])
     np.testing.assert_array_equal(shortest(errors, np.array([1, 2, 4, 8, 16]), 0.01), [8, np.inf])
+
+
+@pytest.mark.parametrize("preset", ["smoke", "quick", "paper"])
+def test_every_combination_of_the_bound_can_be_had(preset):
+    """A primacy out of reach would become another one, and two combinations the same."""
+    s = bound.settings(preset)
+    maps = rc.shifts(s.test_patterns, s.K)
+    for tau, rho in itertools.product(s.taus, s.rhos):
+        A = rc.erroneous(np.random.default_rng(0), maps, last_step(tau, s.K), rho, exact=False)
+        assert rc.tau(maps, A) == pytest.approx(tau) and rc.primacy(maps, A) == pytest.approx(rho)

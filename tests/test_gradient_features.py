@@ -9,10 +9,15 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pytest
+import xarray as xr
 
 from krogh.errors import InputError
 from krogh.nn.mlp import TwoLayer
 from krogh.nn.symmetric import SymmetricReLU, relu_network
+from krogh.systems.gradient_feature_learning.feature_set import search_finds_features
+from krogh.systems.gradient_feature_learning.guarantees import theorem_in_numbers
+from krogh.systems.gradient_feature_learning.lottery import largest
+from krogh.systems.gradient_feature_learning.simplicity import cluster_accuracy
 from krogh.tasks.base import Batch, Task
 from krogh.tasks.block_parity import BlockParity
 from krogh.tasks.mixtures import GaussianMixture, LinearMargin, orthogonal_mixture, xor_mixture
@@ -220,6 +225,56 @@ def test_the_explicit_head_rebuilds_its_target():
     np.testing.assert_allclose(rebuilt, outputs(target, x), atol=1e-4)
 
 
+def test_the_explicit_head_serves_small_biases_by_the_smallest_allowed():
+    target = relu_network(jnp.eye(3, 2), jnp.array([0.0, 2.0]), jnp.array([3.0, -1.0]))
+    columns = jnp.eye(3, 2) * jnp.array([8.0, 2.0])
+    network = relu_network(columns, jnp.full(2, 4.0))
+    explicit_head = eqx.filter_jit(features.explicit_head)
+    np.testing.assert_array_equal(explicit_head(target, network, 0.01, 0.05).count, [0, 1])
+    head = explicit_head(target, network, 0.01, 0.05, smallest_bias=0.5)
+    np.testing.assert_array_equal(head.count, [1, 1])
+    # the neuron of bias 0 is rebuilt with the bias B_eps
+    raised = relu_network(jnp.eye(3, 2), jnp.array([0.5, 2.0]), jnp.array([3.0, -1.0]))
+    x = 3 * jr.normal(jr.key(0), (100, 3))
+    np.testing.assert_allclose(
+        outputs(relu_network(columns, jnp.full(2, 4.0), head.output), x), outputs(raised, x), atol=1e-4
+    )
+
+
+def test_a_search_that_misses_a_feature_fails():
+    ds = xr.Dataset({"covered": ("family", [0.99, 0.9, 0.1])}, coords={"family": ["linear", "XOR", "uniform parity"]})
+    assert search_finds_features.judge(ds).outcome == "fails"
+    assert search_finds_features.judge(ds.assign(covered=("family", [0.99, 0.96, 0.1]))).outcome == "holds"
+
+
+def test_coefficients_that_are_zero_win_no_ticket():
+    np.testing.assert_array_equal(largest(jnp.array([0.0, -3.0, 0.0, 1.0, 2.0]), 2), [False, True, False, False, True])
+    np.testing.assert_array_equal(largest(jnp.array([0.0, -3.0, 0.0, 0.0, 2.0]), 4), [False, True, False, False, True])
+
+
+def test_every_cluster_of_a_mixture_has_its_accuracy():
+    mixture = orthogonal_mixture((1.0, -1.0) * 4, 10, 6.0)
+    component = jnp.arange(16) % 8
+    batch = Batch(jnp.zeros((16, 10)), mixture.labels[component], {"component": component})
+    # the constant answer +1 is right on every other component
+    score = eqx.filter_jit(cluster_accuracy)(lambda x: jnp.ones(()), mixture, batch)
+    np.testing.assert_array_equal(score, [1, 0] * 4)
+
+
+def test_what_small_networks_measure_is_no_part_of_the_theorem_in_numbers():
+    ds = xr.Dataset(
+        {
+            "linear_width": ("eps", [4.9e3, 3.0e6]),
+            "log10_n": ("family", [36.0, 40.0]),
+            "error": (("family", "seed"), np.ones((2, 5))),
+            "bound": ("family", [0.1, 0.2]),
+        },
+        coords={"eps": [0.5, 0.1]},
+    )
+    assert theorem_in_numbers.judge(ds).outcome == "holds"
+    assert theorem_in_numbers.judge(ds.assign(log10_n=("family", [9.0, 40.0]))).outcome == "fails"
+
+
 def test_rescaling_keeps_the_ratios_of_knots():
     network = built(SymmetricReLU(20, threshold=3.0), LinearMargin(5), jr.key(0))
     x = sampled(LinearMargin(5), jr.key(1), 1000).x
@@ -287,6 +342,9 @@ def test_the_theorem_by_hand():
     assert guarantees.concentration(4.0, 64.0) == (pytest.approx(0.5), 0.25)
     # r = 2, degree 2, kappa = 3: 1/n + 4 * 81 * log(nmd)^13 / m
     assert guarantees.multi_index_loss(10, 5, 2, 2, 2, 3.0) == pytest.approx(0.1 + 4 * 81 * math.log(100) ** 13 / 5)
+    n, m = guarantees.multi_index_sizes(0.1, 30, 2, 2, 1.5)
+    assert guarantees.multi_index_loss(n, m, 30, 2, 2, 1.5) == pytest.approx(0.1)
+    assert n == pytest.approx(30**2 * 2 * 1.5**2 * math.log(n * m * 30) ** 3)
 
 
 def test_the_families_by_hand():

@@ -22,6 +22,8 @@ from krogh.probes.prompts import (
     pruned_outputs,
 )
 from krogh.probes.trained import over_networks
+from krogh.systems.icl_nonlinear_transformer.mechanism import several_heads
+from krogh.systems.icl_nonlinear_transformer.models import smallest_length
 from krogh.tasks.pattern_prompts import all_tasks, cyclic_tasks, pattern_prompts, same_pattern, shifted_patterns
 from krogh.theory import prompt_classification as theory
 from krogh.train import SGD, train
@@ -215,10 +217,10 @@ def test_shorter_contexts_are_prompts_of_their_own(task, moved):
 
 
 def test_pruned_outputs_are_those_of_the_smaller_network(task, moved):
-    x = task.sample(jax.random.key(0), 5).x
+    x, y, _ = task.sample(jax.random.key(0), 5)
     sizes = neuron_alignment(moved, task)["norm"]
-    kept = np.asarray(kept_neurons(sizes, (0.0, 0.25, 0.5), jax.random.key(0)))
-    np.testing.assert_array_equal(kept.sum(-1), [[20, 15, 10]] * 3)
+    kept = np.asarray(kept_neurons(sizes, (0.0, 0.25, 0.5, 1.0), jax.random.key(0)))
+    np.testing.assert_array_equal(kept.sum(-1), [[20, 15, 10, 0]] * 3)
     assert np.asarray(sizes)[kept[0, 2]].min() >= np.asarray(sizes)[~kept[0, 2]].max()
     assert np.asarray(sizes)[kept[2, 2]].max() <= np.asarray(sizes)[~kept[2, 2]].min()
     found = pruned_outputs(moved, x, jnp.asarray(kept))
@@ -227,6 +229,8 @@ def test_pruned_outputs_are_those_of_the_smaller_network(task, moved):
             lambda n: (n.hidden, n.output.value), moved, (moved.hidden[:, kept[i, 2]], moved.output.value[kept[i, 2]])
         )
         np.testing.assert_allclose(found[i, 2], jax.vmap(smaller)(x), rtol=1e-4, atol=1e-6)
+    # with nothing left it is a coin
+    np.testing.assert_array_equal(errors(found, y)["error"][:, 3], 0.5)
 
 
 def test_a_built_solution_aligns_selects_and_survives(task):
@@ -260,7 +264,17 @@ def test_a_built_solution_aligns_selects_and_survives(task):
 
 def test_errors_count_as_printed():
     found = errors(jnp.array([0.5, -2.0, 0.0, 3.0]), jnp.array([1.0, 1.0, -1.0, 1.0]))
-    assert [float(found[name]) for name in ("error", "hinge")] == [0.25, (0.5 + 3 + 1) / 4]
+    assert [float(found[name]) for name in ("error", "hinge")] == [(1 + 0.5) / 4, (0.5 + 3 + 1) / 4]
+
+
+def test_two_heads_are_two_at_every_size():
+    assert {several_heads.settings(preset).heads for preset in ("smoke", "quick", "paper")} == {2}
+
+
+def test_the_smallest_length_is_that_of_the_mean_over_seeds():
+    errors = np.array([[0.5, 0.1, 0.0, 0.2], [0.5, 0.02, 0.08, 0.0]])
+    assert smallest_length(errors, np.array([2, 4, 8, 16])) == 8
+    assert smallest_length(errors + 0.1, np.array([2, 4, 8, 16])) == np.inf
 
 
 def test_measurements_on_a_run_are_those_on_its_networks(task):

@@ -16,13 +16,15 @@ from jax.flatten_util import ravel_pytree
 import krogh as kr
 from krogh.data import tabular as tables
 from krogh.errors import InputError
+from krogh.lab.statistics import power_law
 from krogh.nn.sparse import PairedTickets, SparseRows, Ticket, hot_rows, keep_neurons
 from krogh.probes.basic import accuracy_in_parts
 from krogh.probes.offline import sample_accuracy
-from krogh.systems.pareto_frontiers.frontier import feasible_from, more_data_hurts
+from krogh.systems.pareto_frontiers.frontier import feasible_from, more_data_hurts, sparse_helps
 from krogh.systems.pareto_frontiers.one_step import first_step, rate
 from krogh.systems.pareto_frontiers.published import TABLE_C1, TABLE_C2
-from krogh.systems.pareto_frontiers.theory import supports
+from krogh.systems.pareto_frontiers.tables import width_and_sparsity_help
+from krogh.systems.pareto_frontiers.theory import Queries, Tickets, queries_bounded, supports
 from krogh.tasks import Batch, Task
 from krogh.tasks.offline import OfflineParity
 from krogh.tasks.tabular import RuleTable, tabular
@@ -191,6 +193,8 @@ def test_half_is_the_derivative_of_majority():
         for k in range(n + 1):
             expected = np.mean((total == 0) * cube(n)[:, :k].prod(axis=1))
             np.testing.assert_allclose(tickets.half(n, k), expected, atol=1e-15)
+            # as printed, without 2^-n
+            assert tickets.half_printed(n, k) == pytest.approx(2**n * expected)
 
 
 def test_rho_is_the_limit_of_the_power_at_a_degree():
@@ -238,6 +242,29 @@ def test_query_correlations_sum_to_the_gradients_power():
     gradients = np.random.default_rng(0).normal(size=(2**6, 3))
     total = sum(tickets.query_correlations(gradients, k).sum(axis=0) for k in range(7))
     np.testing.assert_allclose(total, (gradients**2).mean(axis=0))
+
+
+def test_the_query_bound_can_be_exceeded():
+    s = Queries()
+    parameters = s.width * (s.n + 2) + 1
+    cost = tickets.query_cost(parameters, s.steps, 1.0, 1.0)
+    subsets = math.comb(s.n, s.k)
+    assert cost / subsets < 1
+    ds = xr.Dataset(
+        {"mean_square": (("seed", "step"), np.full((3, 2), 1e-4)), "largest": ("seed", [1e-4, 1.0, 1e-4])},
+        attrs={"subsets": subsets, "cost": cost},
+    )
+    assert queries_bounded.judge(ds).parts["along_the_run"].outcome == "fails"
+    assert queries_bounded.judge(ds.assign(largest=("seed", [1e-4, 0.6, 1e-4]))).outcome == "holds"
+
+
+def test_the_law_of_the_width_holds_without_rounding_where_it_is_judged():
+    s = Tickets()
+    cells = [(n, t) for n in s.sizes for t in s.sparsities]
+    assert min(n / t for n, t in cells) >= 2
+    exact = [tickets.width_needed(tickets.luck_over(n, t, s.k), s.confidence) for n, t in cells]
+    assert min(exact) > 10
+    assert power_law([n / t for n, t in cells], exact)[0] == pytest.approx(s.k, abs=0.2)
 
 
 def test_the_first_step_is_the_closed_form_in_the_limit_of_all_inputs():
@@ -347,6 +374,44 @@ def test_the_frontier_is_the_first_feasible_sample_size():
     success = xr.DataArray([[[0, 0], [1, 0], [1, 1]], [[0, 0], [0, 0], [0, 0]]], dims=("width", "m", "seed"))
     assert feasible_from(success).values.tolist() == [1, 3]
     assert feasible_from(success, 0.9).values.tolist() == [2, 3]
+
+
+def test_sparse_rows_that_stop_converging_are_later():
+    times = np.full((2, 3, 20), 1000.0)
+    times[0, 0] = np.inf
+    times[1, 2, :15] = np.inf
+
+    def judged(reached):
+        dims = ("s", "width", "m", "seed")
+        values = {"reached": (dims, reached[:, None]), "success": (dims, np.isfinite(reached)[:, None])}
+        return sparse_helps(xr.Dataset(values, coords={"s": [0, 2], "width": [1000], "m": [300, 500, 1000]}))
+
+    assert judged(times).parts["r=1000, time"].outcome == "fails"
+    # where dense networks do not converge there is nothing to compare
+    times[1, 2] = 1000.0
+    assert judged(times).parts["r=1000, time"].n == 2
+    assert judged(times).outcome == "holds"
+
+
+def test_medians_of_the_tables_carry_an_interval():
+    rng = np.random.default_rng(0)
+    dims = {"kind": 3, "m": 2, "s": 2, "depth": 1, "width": 2, "seed": 30}
+    base = 0.3 + 0.02 * rng.standard_normal((1, 1, 1, 1, 1, 30)) * np.ones(tuple(dims.values()))
+    coords = {"m": [100, 300], "s": [0, 2], "width": [100, 400]}
+
+    def judged(error):
+        return width_and_sparsity_help.judge(xr.Dataset({"error": (tuple(dims), error)}, coords=coords))
+
+    better = base.copy()
+    better[..., 1, :] -= 0.05
+    better[0, :, :, :, 1] += 0.2
+    assert judged(better).outcome == "holds"
+    worse = better.copy()
+    worse[1, 1, 1, :, 1] += 0.2
+    assert judged(worse).parts["width"].outcome == "fails"
+    close = base + 0.02 * rng.standard_normal(base.shape)
+    assert judged(close).parts["width"].outcome == "undecided"
+    assert judged(close).parts["width"].interval is not None
 
 
 def test_a_fall_that_only_chance_chose_is_not_believed():

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import xarray as xr
 
 import krogh as kr
 from krogh.errors import InputError
@@ -20,16 +21,10 @@ from krogh.probes.markov import (
     last_log_probabilities,
     positional_weights,
 )
+from krogh.systems.statistical_induction_heads import minimal, priors, theory, transformer
+from krogh.systems.statistical_induction_heads.learning import halved, transition
 from krogh.systems.statistical_induction_heads.theory import margin_loss
-from krogh.tasks.markov import (
-    MarkovChains,
-    Mixture,
-    Symmetric,
-    dirichlet,
-    doubly_stochastic,
-    stationary,
-    unigrams,
-)
+from krogh.tasks.markov import MarkovChains, Mixture, dirichlet, doubly_stochastic, stationary, unigrams
 from krogh.theory import markov
 from krogh.train.losses import mean_cross_entropy
 
@@ -117,15 +112,17 @@ def test_other_priors():
     same = np.all(mixed == mixed[:, :1], axis=(1, 2))
     assert abs(same.mean() - 0.25) < 0.03
     np.testing.assert_allclose(mixed[~same].sum(1), 1, atol=1e-5)
-    a = np.asarray(Symmetric(0.1)(jax.random.key(0), 1000, 2, 2))
-    assert 0.4 <= a[:, 0, 0].min() < 0.41 and 0.59 < a[:, 0, 0].max() <= 0.6
-    np.testing.assert_array_equal(a, a.transpose(0, 2, 1))
-    with pytest.raises(InputError, match="two states"):
-        MarkovChains(3, 10, prior=Symmetric()).sample(jax.random.key(0), 2)
     with pytest.raises(InputError, match="from 2 to 5"):
         MarkovChains(6, 10, prior=doubly_stochastic).sample(jax.random.key(0), 2)
     with pytest.raises(InputError, match="k must be"):
         MarkovChains(1)
+
+
+@pytest.mark.parametrize(("k", "n"), [(257, 2), (17, 3)])
+def test_more_contexts_than_a_byte_counts_are_refused(k, n):
+    assert MarkovChains(16, n=3).contexts == 256
+    with pytest.raises(InputError, match=f"give {k ** (n - 1)} contexts"):
+        MarkovChains(k, n=n)
 
 
 # ------------------------------------------------------------------------------------------- strategies
@@ -335,3 +332,96 @@ def test_training_moves_the_minimal_model_to_its_bias():
     W = run.networks.match
     assert (np.diagonal(W, axis1=1, axis2=2).min(axis=1) > 2 * np.abs(W[:, 0, 1])).all()
     assert run.data.kl_to.dims == ("seed", "step", "strategy")
+
+
+# ------------------------------------------------------------------------------------------- predicates
+
+
+LEVEL = np.array([0.28, 0.16, 0.025])
+
+
+def staged(begins, falls, steps=3000, end: float | list[float] = 0.04, every=40):
+    """Records of seeds that leave the unigram plateau at `begins` and reach the KL `end` after `falls` steps."""
+    step = np.arange(0, steps + 1, every)
+    done = np.clip((step - np.array(begins)[:, None]) / np.array(falls)[:, None], 0, 1)
+    kl = np.where(step == 0, LEVEL[0], LEVEL[1] + done * (np.broadcast_to(end, len(begins))[:, None] - LEVEL[1]))
+    to = np.stack([np.where(step == 0, 0.0, 0.3) + 0 * kl, 0.05 + 0.1 * done, 0.14 - 0.1 * done], -1)
+    dims = ("seed", "step", "strategy")
+    return xr.Dataset(
+        {"kl": (dims[:2], kl), "kl_to": (dims, to), "level": (dims, np.broadcast_to(LEVEL, to.shape))},
+        coords={"step": step, "strategy": list(markov.STRATEGIES[:3])},
+        attrs={"steps": steps},
+    )
+
+
+BEGINS = tuple(range(1000, 1400, 40))
+
+
+def test_the_fall_is_a_share_of_the_training():
+    assert transformer.three_stages.judge(staged(BEGINS, [400] * 10)).outcome == "holds"
+    # 0.8 to 0.3 of the plateau is two thirds of the way: 560 steps
+    slow = [840] * 10
+    assert transformer.three_stages.judge(staged(BEGINS, slow)).parts["fall"].outcome == "holds"
+    assert transformer.three_stages.judge(staged(BEGINS, slow, steps=2400)).parts["fall"].outcome == "fails"
+
+
+def test_every_seed_must_fall_and_end_low():
+    assert transformer.every_seed.judge(staged(BEGINS, [400] * 10)).outcome == "holds"
+    slow = staged(BEGINS, [400] * 9 + [1200])
+    assert transformer.three_stages.judge(slow).outcome == "holds"
+    high = staged(BEGINS, [400] * 10, end=[0.03] * 9 + [0.057])
+    for ds, wrong in ((slow, {"fall"}), (high, {"bigram_level", "unigram_level", "fall"})):
+        parts = transformer.every_seed.judge(ds).parts
+        assert {name for name, part in parts.items() if part.outcome == "fails"} == wrong
+
+
+def test_both_times_of_the_transition():
+    ds = staged((1000, 1200), (400, 400))
+    np.testing.assert_array_equal(transition(ds), [1200, 1400])
+    np.testing.assert_array_equal(halved(ds), [1280, 1480])
+    assert np.isinf(halved(staged((1000,), (4000,)))).all()
+
+
+@pytest.mark.parametrize(("shift", "outcome"), [(0, "fails"), (-40, "holds"), (-600, "holds"), (-640, "fails")])
+def test_even_places_count_before_the_transition_only(shift, outcome):
+    ds = staged(BEGINS, [400] * 10)
+    even = xr.DataArray(np.arange(12) % 2, dims="place")
+    places = 0.5 + (ds.step == transition(ds) + shift) * even
+    assert transformer.even_places.judge(ds.assign(positional=places)).outcome == outcome
+
+
+def test_even_places_must_lead_at_records_twenty_steps_apart():
+    ds = staged(BEGINS, [400] * 10, steps=2000, every=1)
+    ds = ds.isel(step=np.isin(ds.step, [*range(20), *range(0, 2001, 10)]))
+    match = xr.DataArray([[1.0, 0.1], [0.1, 1.0]], dims=("row", "column"), coords={"row": [0, 1], "column": [0, 1]})
+    ds = ds.assign(match=xr.ones_like(ds.kl) * match)
+    for last, outcome in ((19, "fails"), (80, "fails"), (100, "holds")):
+        lead = (ds.step > 0) & (ds.step <= last)
+        lags = 0.01 + 0.01 * lead * xr.DataArray(np.arange(12) % 2, dims="place") + 0 * ds.kl
+        parts = minimal.reaches_bigrams.judge(ds.assign(lags=lags)).parts
+        assert parts["even_first"].outcome == outcome
+
+
+def test_small_levels_have_a_small_tolerance():
+    cases = [theory._case(*case) for case in theory.REFERENCE]
+    values = np.full((6, 4, 8), np.nan)
+    for i, row in enumerate(theory.REFERENCE.values()):
+        values[i, : len(row)] = np.array(row)[:, None]
+    coords = {"case": cases, "strategy": list(markov.STRATEGIES)}
+    ds = xr.Dataset({"level": (("case", "strategy", "seed"), values)}, coords=coords)
+    assert theory.whole_table.judge(ds).outcome == "holds"
+    for shift, wrong in ((0.0015, 3), (0.003, 5), (0.005, 13)):
+        parts = theory.whole_table.judge(ds + shift).parts.values()
+        assert sum(part.outcome == "fails" for part in parts) == wrong
+
+
+def test_shares_of_a_mixture_give_whole_numbers_of_batches():
+    assert [priors.whole_ratio(share) for share in (0.0, 0.5, 2 / 3, 0.75)] == [1, 2, 3, 4]
+    for share in (0.3, 0.6, 1.0, -1.0, 1.5):
+        with pytest.raises(InputError, match="whole number"):
+            priors.whole_ratio(share)
+
+
+@pytest.mark.parametrize("preset", ["quick", "paper"])
+def test_one_layer_trains_eight_times_as_long(preset):
+    assert priors.one_layer.settings(preset).steps >= 8 * transformer.stages.settings("quick").steps

@@ -8,13 +8,23 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import xarray as xr
 
 import krogh as kr
 from krogh.errors import InputError
 from krogh.lab.system import systems
 from krogh.nn.attention import dropout_masks
 from krogh.nn.bit_transformer import OneLayerTransformer, attention_norms
-from krogh.systems.variable_creation.conjunctions import fit, sample_complexity, weighted_loss
+from krogh.systems.variable_creation.capacity import Capacity
+from krogh.systems.variable_creation.capacity import capacity as capacity_bounds
+from krogh.systems.variable_creation.conjunctions import (
+    Grid,
+    above_lower_bounds,
+    fit,
+    grows_slowly,
+    sample_complexity,
+    weighted_loss,
+)
 from krogh.tasks.sparse_boolean import SparseBoolean, balanced_bias, consistent_conjunctions
 from krogh.theory import attention_capacity as capacity
 from krogh.theory import attention_constructions as built
@@ -189,6 +199,23 @@ def test_bounds_hold_and_are_almost_reached_by_small_changes():
     assert 0.1 < ratio.max() <= 1
 
 
+def test_a_read_out_moves_no_further_than_its_bound():
+    rng = np.random.default_rng(2)
+    w, z = rng.standard_normal((2, 300, 5))
+    other_w, other_z = w + rng.standard_normal(w.shape), z + rng.standard_normal(z.shape)
+    moved = np.abs((w * z).sum(axis=1) - (other_w * other_z).sum(axis=1))
+    bound = capacity.scalar_change_bound(w, other_w, z, other_z)
+    assert bound.shape == (300,)
+    assert (moved <= bound + 1e-12).all()
+    # reached where z moves along w and w along the moved z
+    w, z = np.array([[3.0, 4.0]]), np.array([[1.0, 1.0]])
+    other_z = z - w
+    other_w = w - other_z
+    np.testing.assert_allclose(
+        capacity.scalar_change_bound(w, other_w, z, other_z), (w * z - other_w * other_z).sum(axis=1)
+    )
+
+
 def test_attention_rows_are_those_of_the_definition():
     rng = np.random.default_rng(1)
     z, w, v = rng.standard_normal((5, 3)), rng.standard_normal((3, 3)), rng.standard_normal((3, 2))
@@ -302,6 +329,47 @@ def test_sample_complexity_is_the_first_size_at_which_four_of_five_succeed():
     success = np.zeros((10, 3, 3), bool)
     success[:8, 0, 1:] = success[:7, 1, 1] = success[:, 1, 2] = True
     np.testing.assert_array_equal(sample_complexity(success, np.array([20, 30, 40])), [30, 40, np.inf])
+
+
+def grid_of(first: dict[int, int], samples: tuple[int, ...], seeds: int = 10) -> xr.Dataset:
+    """All trials of context T succeed from m = first[T] on."""
+    success = [[[m >= start for m in samples] for start in first.values()]] * seeds
+    return xr.Dataset(
+        {
+            "success": (("seed", "T", "m"), success),
+            "information": ("T", [math.log2(math.comb(T, 3)) for T in first]),
+            "identifying": ("T", [conjunctions.identifying_samples(T) for T in first]),
+        },
+        coords={"T": list(first), "m": list(samples)},
+    )
+
+
+def test_growth_needs_a_smallest_context_that_is_learned():
+    samples = (20, 40, 80)
+    assert grows_slowly.judge(grid_of({25: 1000, 400: 40}, samples)).outcome == "undecided"
+    assert grows_slowly.judge(grid_of({25: 20, 400: 1000}, samples)).outcome == "fails"
+    assert grows_slowly.judge(grid_of({25: 20, 400: 40}, samples)).outcome == "holds"
+
+
+def test_lower_bounds_are_judged_only_where_they_can_fail():
+    quick = Grid().samples
+    late = above_lower_bounds.judge(grid_of({25: 35, 50: 45, 100: 60}, quick))
+    assert late.outcome == "holds" and set(late.parts) == {"above_information", "above_identification", "within_factor"}
+    early = above_lower_bounds.judge(grid_of({25: 10, 50: 10, 100: 10}, quick))
+    assert {name for name, part in early.parts.items() if part.outcome == "fails"} == set(late.parts) - {
+        "within_factor"
+    }
+    # no m* on this grid could be below .7 m_id(1100) = 31.5
+    paper = above_lower_bounds.judge(grid_of({100: 50, 1100: 60}, (50, 60, 70)))
+    assert set(paper.parts) == {"within_factor"}
+
+
+def test_the_cover_and_the_gap_are_those_of_one_sample_size():
+    settings = Capacity(m=10**8)
+    ds = capacity_bounds.function(settings)
+    cover = capacity.heads_cover(1.0, settings.d, 10**8, 300, [capacity.HeadNorms(4.0, 1.0, 4.0)])
+    assert float(ds.gap.sel(T=300)) == pytest.approx(capacity.generalisation_gap(cover, 10**8))
+    assert float(ds.gap.max()) < 4
 
 
 def test_every_claim_of_the_specification_is_there():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 import time
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from krogh.errors import InputError, check_choice, check_integer, nearest
+from krogh.errors import InputError, MissingExtra, check_choice, check_integer, nearest
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -57,7 +58,18 @@ def show_table(head: list[str], rows: list[list[str]], right: tuple[str, ...] = 
 
 
 def show_json(value: Any) -> None:
-    print(json.dumps(value, indent=1, ensure_ascii=False, default=str))
+    print(json.dumps(strict(value), indent=1, ensure_ascii=False, default=str, allow_nan=False))
+
+
+def strict(value: Any) -> Any:
+    """A value in which numbers that JSON does not know, inf and nan, are words."""
+    if isinstance(value, dict):
+        return {str(key): strict(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [strict(item) for item in value]
+    if hasattr(value, "item") and not hasattr(value, "__len__"):  # a NumPy number
+        value = value.item()
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def open_store() -> Store:
@@ -171,8 +183,19 @@ def _results(
     todo = [experiment for experiment in experiments if preset in experiment.available]
     for number, experiment in enumerate(todo, 1):
         title = f"{experiment.name} ({number}/{len(todo)})"
-        with progress_bar(title, quiet) as progress:
-            result = store.obtain(experiment, preset, changes or (), seeds, fresh, progress)
+        try:
+            with progress_bar(title, quiet) as progress:
+                result = store.obtain(experiment, preset, changes or (), seeds, fresh, progress)
+        except MissingExtra as error:
+            if len(todo) == 1:
+                raise
+            say(f"left out: {error}")
+            continue
+        except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+            if isinstance(error, InputError) or not changes:
+                raise
+            told = str(error).partition("\n")[0]
+            raise InputError(f"{experiment.name} cannot run with {', '.join(changes)}: {told}.") from error
         if not quiet:
             how = "stored" if result.reused else f"{result.manifest['seconds']:g} s"
             say(f"{experiment.name}: {how}")
@@ -352,16 +375,16 @@ def compare(
     store = open_store()
     one, two = store.find(first), store.find(second)
     changed, table = settings_that_differ(one, two), differences(one, two)
-    overlay(one, two, out)
+    plot = overlay(one, two, out)
     if as_json:
-        show_json({"runs": [one.key, two.key], "settings": changed, "variables": table, "plot": str(out)})
+        show_json({"runs": [one.key, two.key], "settings": changed, "variables": table, "plot": str(plot)})
         return
     names = [one.key[:8], two.key[:8]]
     show_table(["setting", *names], [[key, *map(str, pair)] for key, pair in changed.items()])
     head = ["variable", "n", *names, "difference", "95% interval"]
     lines = [[r["variable"], r["n"], r["first"], r["second"], r["difference"], *r["interval"]] for r in table]
     show_table(head, [[line[0], *map(number, line[1:5]), f"{line[5]:.4g} – {line[6]:.4g}"] for line in lines])
-    print(f"overlay plot: {out}")
+    print(f"overlay plot: {plot}")
 
 
 @app.command()
@@ -388,7 +411,10 @@ def ledger_(what: What = None, as_json: Json = False) -> None:
     if what is not None:
         slug, _, experiment = what.partition("/")
         check_choice("system in the ledger", slug, sorted({row["system"] for row in rows}))
-        rows = [r for r in rows if r["system"] == slug and experiment in ("", r["experiment"])]
+        rows = [r for r in rows if r["system"] == slug]
+        if experiment:
+            check_choice(f"experiment of {slug} in the ledger", experiment, sorted({r["experiment"] for r in rows}))
+            rows = [r for r in rows if r["experiment"] == experiment]
     if as_json:
         show_json(rows)
         return
@@ -414,12 +440,13 @@ def data(
     from krogh import data as real
 
     entries = real.catalogue()
-    if action == "fetch":
-        if name is None:
+    if name is not None and action != "fetch":
+        raise InputError(f"krogh data {action} takes no name, got {name!r}; krogh data fetch does.")
+    if action != "list":
+        if action == "fetch" and name is None:
             raise InputError(f"krogh data fetch needs the name of a data set: {', '.join(entries)}.")
-        print(real.fetch(check_choice("data set", name, entries)))
-    elif action == "path":
-        print(real.folder())
+        where = str(real.folder() if name is None else real.fetch(check_choice("data set", name, entries)))
+        show_json({"path": where}) if as_json else print(where)
     elif as_json:
         show_json([{"name": e.name, "about": e.about, "licence": e.licence} for e in entries.values()])
     else:
@@ -455,14 +482,14 @@ def gemfilter(
     answer = ask(*llm.load(model, device), text, question, layer, keep, tokens, compare)
     answer.write_html(html)
     summary = answer.summary()
+    for note in answer.notes:
+        say(note)
     if as_json:
         show_json(summary | {"html": str(html)})
         return
     from rich.console import Console
 
     Console().print(answer.terminal())
-    if keep > len(answer.pieces):
-        say(f"keep={keep} is more than the prompt's {len(answer.pieces)} tokens: all of it is used.")
     rows = [
         [name, row["answer"], f"{row['seconds']:.2f}", f"{row['peak_bytes'] / 2**30:.2f} GiB", str(row["tokens"])]
         for name, row in summary.items()
@@ -488,7 +515,7 @@ def bench(
     if not known:
         raise InputError(f"there are no benchmarks in {folder}; run this from a source checkout (pip install -e .).")
     if name is None:
-        print("\n".join(known))
+        show_json(list(known)) if as_json else print("\n".join(known))
         return
     runpy.run_path(str(known[check_choice("benchmark", name, known)]))["main"](json=as_json, record=record)
 
@@ -516,7 +543,7 @@ def invoke(arguments: list[str] | None = None) -> int:
     except (KeyboardInterrupt, typer.Abort):
         say("\nstopped: finished parts are kept, and the same command goes on from there.")
         return INTERRUPTED
-    except BrokenPipeError:
+    except (BrokenPipeError, SystemExit):  # the reader has gone; the parser's word for it is an exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:

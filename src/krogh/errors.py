@@ -14,6 +14,10 @@ class StoreError(InputError):
     """A file that cannot be read or written; the message is one sentence."""
 
 
+class MissingExtra(InputError):
+    """Something that needs packages which are not installed; the message is one sentence."""
+
+
 def nearest(name: object, options: Collection[str]) -> str:
     """`" (did you mean 'x'?)"` for the option closest to a name, or nothing when none is close."""
     lower = {option.lower(): option for option in options}

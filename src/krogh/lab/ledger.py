@@ -21,6 +21,7 @@ from krogh.lab.system import PRESETS, Claim, Experiment
 
 Row = dict[str, Any]
 IDENTITY = ("experiment", "claim", "preset", "device_kind")
+ROW = {*IDENTITY, "system", "verdict", "measured", "bound", "interval", "n", "device", "date"}
 # two runs of the same code always differ in these; they alone are no news
 INCIDENTAL = ("date", "seconds")
 
@@ -105,6 +106,8 @@ def record_rows(rows: Iterable[Row], known: Collection[tuple[str, str, str]] | N
 
 def rows(system: str | None = None) -> list[Row]:
     """All rows, or those of one system."""
+    if root().exists() and not root().is_dir():
+        raise InputError(f"the ledger {root()} is a file; point KROGH_LEDGER at a folder.")
     paths = [root() / f"{system}.json"] if system else sorted(root().glob("*.json"))
     return [r for path in paths for r in _load(path)]
 
@@ -134,7 +137,9 @@ def _load(path: Path) -> list[Row]:
         return []
     try:
         found = json.loads(path.read_text())
-        if not isinstance(found, list) or not all(isinstance(r, dict) and "verdict" in r for r in found):
+        if not isinstance(found, list) or not all(isinstance(r, dict) and r.keys() >= ROW for r in found):
+            raise ValueError
+        if not {r["verdict"] for r in found} <= {"holds", "fails", "undecided"}:
             raise ValueError
         return found
     except ValueError as error:

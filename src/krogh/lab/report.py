@@ -161,7 +161,7 @@ def _claim_lines(claim: Claim, rows: list[ledger.Row]) -> list[list[str]]:
         badge += f'<br><span class="soft">{escape(row["detail"])}</span>' if row.get("detail") else ""
         badge += _parts(row.get("parts") or {})
         where = escape(f"{row['preset']}, {row['device_kind']}")
-        numbers = [number(row["measured"]), escape(row["bound"]), span(row["interval"]), str(row["n"])]
+        numbers = map(escape, (number(row["measured"]), row["bound"], span(row["interval"]), str(row["n"])))
         first = not lines
         lines.append([escape(claim.id) if first else "", statement if first else "", where, badge, *numbers])
     return lines

@@ -18,6 +18,7 @@ import hashlib
 import io
 import json
 import os
+import shlex
 import shutil
 import time
 import warnings
@@ -27,7 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from krogh import files
-from krogh.errors import InputError, StoreError, nearest
+from krogh.errors import InputError, MissingExtra, StoreError, nearest
 from krogh.lab.environment import environment, now
 from krogh.lab.system import PRESETS, Experiment, find
 from krogh.lab.version import code_version
@@ -75,7 +76,8 @@ def address(experiment: Experiment, settings: Any) -> str:
 
 def command(experiment: Experiment, preset: str, changes: Sequence[str] = (), seeds: int | None = None) -> str:
     """The command line that makes a result."""
-    options = [f"--set {change}" for change in changes] + ([f"--seeds {seeds}"] if seeds is not None else [])
+    options = [f"--set {shlex.quote(change)}" for change in changes]
+    options += [f"--seeds {seeds}"] if seeds is not None else []
     return " ".join([f"krogh run {experiment.name} --preset {preset}", *options])
 
 
@@ -146,8 +148,10 @@ class Store:
 
     def manifests(self) -> list[dict[str, Any]]:
         """The manifests of all results, oldest first."""
+        if self.root.exists() and not self.root.is_dir():
+            raise StoreError(f"the store {self.root} is a file; point KROGH_HOME at a folder.")
         found = [_json(path) for path in self.root.glob("*/*/*.json") if path.with_suffix(".nc").exists()]
-        return sorted((m for m in found if {"system", "experiment", "key", "date"} <= m.keys()), key=_age)
+        return sorted(filter(_complete, found), key=_age)
 
     def find(self, run: str) -> Result:
         """The result meant by the beginning of a key or by SYSTEM/EXPERIMENT[@PRESET]."""
@@ -184,6 +188,10 @@ class Store:
         try:
             with workspace(checkpoints=partial, progress=progress):
                 dataset = experiment.function(settings)
+        except ModuleNotFoundError as error:
+            if error.name not in ("torch", "transformers"):
+                raise
+            raise MissingExtra(f"{experiment.name} needs PyTorch and Transformers: pip install 'krogh[llm]'.") from None
         finally:
             forget_programs()
         if not isinstance(dataset, xr.Dataset):
@@ -207,8 +215,8 @@ class Store:
             return None
         manifest = _json(path.with_suffix(".json"))
         try:
-            if "sha256" not in manifest:
-                raise ValueError("it has no manifest with a checksum")
+            if not _complete(manifest):
+                raise ValueError("it has no complete manifest with a checksum")
             if checksum(path) != manifest["sha256"]:
                 raise ValueError("its checksum is not the one in its manifest")
             return Result(path, manifest, xr.load_dataset(path, engine="h5netcdf"))
@@ -317,6 +325,16 @@ def _json(path: Path) -> dict[str, Any]:
         return found if isinstance(found, dict) else {}
     except (OSError, ValueError):
         return {}
+
+
+TEXTS = ("system", "experiment", "key", "preset", "command", "code", "sha256", "date")
+PARTS = {"settings": dict, "changes": list, "device": dict, "seconds": (int, float)}
+
+
+def _complete(manifest: dict[str, Any]) -> bool:
+    """Whether all is there that a reader of a manifest relies on."""
+    kinds = dict.fromkeys(TEXTS, str) | PARTS
+    return all(isinstance(manifest.get(name), kind) for name, kind in kinds.items()) and "name" in manifest["device"]
 
 
 def _age(manifest: dict[str, Any]) -> tuple[str, str]:

@@ -166,10 +166,13 @@ def change(settings: Any, changes: Sequence[str], seeds: int | None, name: str) 
             raise InputError(f"--set {text!r} is not of the form key=value, such as {fields[0]}=….")
         new[key] = read(value, hints[check_choice(f"setting of {name}", key, fields)], key)
     if seeds is not None:
-        check_integer("the number of seeds", seeds, least=1)
         if "seeds" not in fields:
             raise InputError(f"{name} has no seeds to set; its settings are {', '.join(fields)}.")
+        if "seeds" in new:
+            raise InputError("the number of seeds is given twice, by --seeds and by --set seeds=.")
         new["seeds"] = read(str(seeds), hints["seeds"], "seeds")
+    if isinstance(new.get("seeds"), int):
+        check_integer("the number of seeds", new["seeds"], least=1)
     return dataclasses.replace(settings, **new)
 
 

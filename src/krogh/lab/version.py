@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-# An experiment's result does not depend on how it is stored, judged or called.
-NOT_USED = ("krogh.lab", "krogh.cli", "krogh.errors", "krogh.files")
+# An experiment's result does not depend on how it is drawn, stored, judged or called.
+LAB = ("claims", "compare", "environment", "figures", "ledger", "report", "store", "system", "version")
+NOT_USED = {"krogh.lab", "krogh.cli", "krogh.errors", "krogh.files", *(f"krogh.lab.{name}" for name in LAB)}
 REGISTRATION = {"experiment", "claim", "figure"}
 
 
@@ -25,7 +26,7 @@ def code_version(function: Callable[..., Any]) -> str:
     while todo:
         module, name = todo.pop()
         label = f"{module}:{name or ''}"
-        if label in parts or module.startswith(NOT_USED):
+        if label in parts or module in NOT_USED:
             continue
         tree = _tree(module)
         if tree is None:

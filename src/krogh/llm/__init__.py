@@ -6,7 +6,7 @@ import importlib
 import importlib.util
 from typing import TYPE_CHECKING, Any
 
-from krogh.errors import InputError
+from krogh.errors import MissingExtra
 
 if TYPE_CHECKING:
     from krogh.llm.depths import ShallowCopy, shallow_copies
@@ -56,7 +56,7 @@ def require() -> None:
     """One sentence where PyTorch or Transformers is missing."""
     for package in ("torch", "transformers"):
         if importlib.util.find_spec(package) is None:
-            raise InputError(f"language models need the package {package}: pip install 'krogh[llm]'.")
+            raise MissingExtra(f"language models need the package {package}: pip install 'krogh[llm]'.")
 
 
 def __getattr__(name: str) -> Any:

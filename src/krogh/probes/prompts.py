@@ -14,9 +14,11 @@ PRUNING_ORDERS = ("smallest", "random", "largest")
 
 
 def errors(outputs: Float[Array, "*cases size"], z: Float[Array, " size"]) -> dict[str, Float[Array, "*cases"]]:
-    """Classification error Pr[z F < 0] (004 §6.5) and mean hinge loss."""
+    """Classification error Pr[z F < 0] (004 §6.5), where F = 0, a silent network's answer, is half an error, as a
+    coin's; and mean hinge loss."""
     margin = z * outputs
-    return {"error": jnp.mean(margin < 0, axis=-1), "hinge": jnp.mean(jax.nn.relu(1 - margin), axis=-1)}
+    wrong = (margin < 0) + 0.5 * (margin == 0)
+    return {"error": jnp.mean(wrong, axis=-1), "hinge": jnp.mean(jax.nn.relu(1 - margin), axis=-1)}
 
 
 def attention_mass(network: Any, batch: Batch) -> Float[Array, " heads"]:

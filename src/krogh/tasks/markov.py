@@ -69,19 +69,6 @@ class Mixture:
         return jnp.where(chosen, self.second(keys[1], size, contexts, k), self.first(keys[0], size, contexts, k))
 
 
-@dataclass(frozen=True)
-class Symmetric:
-    """[[a, 1 − a], [1 − a, a]] with a ~ U(1/2 − eps, 1/2 + eps): the second step of the curriculum (003 Prop. E.3)."""
-
-    eps: float = 0.5
-
-    def __call__(self, key: PRNGKeyArray, size: int, contexts: int, k: int) -> Float[Array, "size 2 2"]:
-        if (contexts, k) != (2, 2):
-            raise InputError(f"the chain with a = b has two states, got n-gram rows of {contexts} x {k}")
-        a = jax.random.uniform(key, (size,), minval=0.5 - self.eps, maxval=0.5 + self.eps)
-        return jnp.stack([jnp.stack([a, 1 - a], -1), jnp.stack([1 - a, a], -1)], 1)
-
-
 def stationary(chain: Float[Array, "*batch states states"]) -> Float[Array, "*batch states"]:
     """π with π P = π, by elimination of one state after another without subtractions (Grassmann, Taksar, Heyman).
 
@@ -103,7 +90,7 @@ class MarkovChains(Task):
     """Sequences of t symbols out of k, each from its own random chain of order n − 1; y is the next symbol everywhere.
 
     n       n-grams: a symbol depends on the n − 1 before it
-    prior   what chains are drawn from: `dirichlet`, `unigrams`, `doubly_stochastic`, `Mixture`, `Symmetric`
+    prior   what chains are drawn from: `dirichlet`, `unigrams`, `doubly_stochastic`, `Mixture`
 
     `latents["next"]` is the true distribution of the symbol after the last one. The first n − 1 symbols are stationary.
     """
@@ -117,6 +104,11 @@ class MarkovChains(Task):
         for name, value, least in (("k", self.k, 2), ("n", self.n, 2), ("t", self.t, self.n)):
             if not isinstance(value, int) or value < least:
                 raise InputError(f"{name} must be a whole number of at least {least}, got {value!r}")
+        # contexts are numbered by bytes
+        if self.contexts > 256:
+            raise InputError(
+                f"k={self.k} and n={self.n} give {self.contexts} contexts k^(n-1); at most 256 can be walked"
+            )
 
     @property
     def in_shape(self) -> tuple[int, ...]:

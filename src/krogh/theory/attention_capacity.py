@@ -85,6 +85,18 @@ def block_change_bound(tokens: Matrices, other_tokens: Matrices, layer: Layer, o
     return largest_row(inner @ (layer.out - other.out)) + spectral(layer.out) * (weights + inputs)
 
 
+def scalar_change_bound(
+    readout: Float[np.ndarray, "*batch d"],
+    other_readout: Float[np.ndarray, "*batch d"],
+    token: Float[np.ndarray, "*batch d"],
+    other_token: Float[np.ndarray, "*batch d"],
+) -> Float[np.ndarray, "*batch"]:
+    """‖w‖ ‖z − ẑ‖ + |(w − ŵ)·ẑ| for w·z, z the last block's row at [CLS] (003 Lemma A.16)."""
+    tokens = np.linalg.norm(token - other_token, axis=-1)
+    readouts = np.abs(((readout - other_readout) * other_token).sum(axis=-1))
+    return np.linalg.norm(readout, axis=-1) * tokens + readouts
+
+
 # ------------------------------------------------------------------------------------------- covering numbers
 
 

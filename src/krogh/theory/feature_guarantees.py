@@ -244,3 +244,14 @@ def uniform_parity_family(d: int, k: int) -> FeatureFamily:
 def multi_index_loss(n: float, m: float, d: int, r: int, degree: int, kappa: float) -> float:
     """1/n + r^tau kappa^{2 tau} log(nmd)^{6 tau + 1} / m (000 Thm B.69)."""
     return 1 / n + r**degree * kappa ** (2 * degree) * math.log(n * m * d) ** (6 * degree + 1) / m
+
+
+def multi_index_sizes(eps: float, d: int, r: int, degree: int, kappa: float) -> tuple[float, float]:
+    """n = d^2 r kappa^2 log(nmd)^{tau + 1}, at least 2/eps, and the m at which `multi_index_loss` is eps, by iteration:
+    both stand inside the logarithm."""
+    n = m = float(d)
+    for _ in range(200):
+        log = math.log(n * m * d)
+        n = max(d**2 * r * kappa**2 * log ** (degree + 1), 2 / eps)
+        m = r**degree * kappa ** (2 * degree) * log ** (6 * degree + 1) / (eps - 1 / n)
+    return n, m

@@ -254,15 +254,21 @@ class ExplicitHead(NamedTuple):
     count: Int[Array, " targets"]
 
 
-def explicit_head(target: TwoLayer, network: TwoLayer, gamma: float, tolerance: float) -> ExplicitHead:
-    """a~_i = a*_j |b*_j| / (|L_j| b~) on L_j = {i: sign b_i = sign b*_j, w_i in the one-sided cone of D_j,
-    | ||w_i|| |b*_j| / b~ - 1 | <= tolerance}, b~ = |b_i| (000 Lemma B.6, |b*_j| >= B_eps)."""
+def explicit_head(
+    target: TwoLayer, network: TwoLayer, gamma: float, tolerance: float, smallest_bias: float = 0.0
+) -> ExplicitHead:
+    """a~_i = a*_j c_j / (|L_j| b~), c_j = max(|b*_j|, B_eps), on L_j = {i: sign b_i = sign b*_j, w_i in the one-sided
+    cone of D_j, | ||w_i|| c_j / b~ - 1 | <= tolerance}, b~ = |b_i|, B_eps = `smallest_bias` (000 Lemma B.6).
+
+    Where |b*_j| < B_eps the rebuilt neuron has a bias of that size; b*_j = 0 counts as positive.
+    """
     (directions, wanted, output), (weights, have, _) = neurons(target), neurons(network)
-    ratio = jnp.linalg.norm(weights, axis=0) * jnp.abs(wanted)[:, None] / jnp.abs(have)
+    size = jnp.maximum(jnp.abs(wanted), smallest_bias)
+    ratio = jnp.linalg.norm(weights, axis=0) * size[:, None] / jnp.abs(have)
     serves = cosines(directions.T, weights) > 1 - gamma
-    serves &= (jnp.abs(ratio - 1) <= tolerance) & (jnp.sign(have) == jnp.sign(wanted)[:, None])
+    serves &= (jnp.abs(ratio - 1) <= tolerance) & (jnp.sign(have) == jnp.where(wanted < 0, -1, 1)[:, None])
     count = serves.sum(1)
-    scale = output * jnp.abs(wanted) / jnp.maximum(count, 1)
+    scale = output * size / jnp.maximum(count, 1)
     return ExplicitHead((scale[:, None] * serves).sum(0) / jnp.abs(have), count)
 
 

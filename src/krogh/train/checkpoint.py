@@ -34,9 +34,9 @@ _current: ContextVar[Workspace] = ContextVar("workspace", default=Workspace())  
 
 
 @contextlib.contextmanager
-def workspace(checkpoints: Path | None = None, progress: Progress | None = None) -> Iterator[Workspace]:
+def workspace(checkpoints: Path | str | None = None, progress: Progress | None = None) -> Iterator[Workspace]:
     """Every training inside keeps its checkpoints in this folder and reports its progress here."""
-    token = _current.set(Workspace(checkpoints, progress))
+    token = _current.set(Workspace(None if checkpoints is None else Path(checkpoints), progress))
     try:
         yield _current.get()
     finally:

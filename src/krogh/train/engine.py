@@ -293,8 +293,10 @@ class Ensemble:
             filled = np.take_along_axis(values, last.reshape(*last.shape, *[1] * (values.ndim - 2)), axis=1)
             late = np.arange(width) >= journal.alive[:, None]
             keeps = ~late | (journal.status == REACHED)[:, None]
-            blank = np.nan if np.issubdtype(filled.dtype, np.inexact) else 0
-            journal.records[name] = np.where(keeps.reshape(*keeps.shape, *[1] * (values.ndim - 2)), filled, blank)
+            # A counted number or a truth of a replica that diverged is unknown too, hence no longer whole.
+            if not keeps.all():
+                filled = np.where(keeps.reshape(*keeps.shape, *[1] * (values.ndim - 2)), filled, np.float32(np.nan))
+            journal.records[name] = filled
         return journal
 
     def _stage(self, journal: Journal, index: int, begin: int, end: int, save: Callable[[Journal], None]) -> None:
@@ -306,11 +308,11 @@ class Ensemble:
             entering = program if index == 0 else replace(program, net_static=self.programs[index - 1].net_static)
 
             def enter(replicas, shared):
-                replicas = each(lambda r: entering.enter(r, shared)[0], replicas)
-                out = (
-                    each(lambda r: program.measure(r, shared, jnp.zeros((), jnp.int32)), replicas) if index == 0 else {}
-                )
-                return replicas, jax.tree.map(lambda a: a[None], out)
+                entered = each(lambda r: entering.enter(r, shared)[0], replicas)
+                if index > 0:
+                    return _stopped_kept(replicas, entered), {}
+                out = each(lambda r: program.measure(r, shared, jnp.zeros((), jnp.int32)), entered)
+                return entered, jax.tree.map(lambda a: a[None], out)
 
             journal.replicas, out = self._compiled("enter", enter, (journal.replicas, shared), (index,))
             journal.stage, journal.chunk = index, 0
@@ -319,8 +321,8 @@ class Ensemble:
                 out["loss"] = np.full((1, slots), np.nan, np.float32)
                 out["_moved"] = np.zeros((1, slots), bool)
                 self._record(journal, out, [0])
-            if begin in self.spec.snapshots:
-                self._snapshot(journal, begin)
+            if index == 0 and 0 in self.spec.snapshots:
+                self._snapshot(journal, 0)
         cost = max(1.0, operations(self.steps[index]()) / UNIT_STEP)
         least = max(LEAST_STEPS[self.platform], LEAST_REPLICA_STEPS[self.platform] // self.group.size)
         chunks = plan(begin, end, self.spec.records, self.spec.snapshots, int(least / cost))
@@ -379,6 +381,8 @@ class Ensemble:
         live = int(np.sum(running))
         slots = len(journal.rows)
         if live == 0:
+            for step in set(self.spec.snapshots) - journal.snapshots.keys():
+                self._snapshot(journal, step)
             self._retire(journal, journal.rows >= 0)
             journal.replicas = None
             return False
@@ -422,6 +426,19 @@ class Ensemble:
             for whole, final in zip(kept, journal.networks, strict=True):
                 whole[gone] = final[gone]
         journal.snapshots[step] = kept
+
+
+def _stopped_kept(before: Replica, entered: Replica) -> Replica:
+    """The replicas that enter a stage; one that has stopped keeps its network, where the stage has not reshaped it."""
+
+    def keep(new, old):
+        return jnp.where((before.status == RUNNING).reshape(-1, *[1] * (new.ndim - 1)), new, old)
+
+    same = [a.shape for a in jax.tree.leaves(before.network)] == [a.shape for a in jax.tree.leaves(entered.network)]
+    if not same or jax.tree.structure(before.network) != jax.tree.structure(entered.network):
+        return entered
+    kept = jax.tree.map(keep, entered.network, before.network)
+    return eqx.tree_at(lambda r: r.network, entered, kept)
 
 
 @dataclass

@@ -56,18 +56,17 @@ class Learner(eqx.Module):
         _one_of("order", self.order, ("epochs", "replacement"))
         if self.batch is not None and (not isinstance(self.batch, int) or self.batch < 1):
             raise InputError(f"batch must be a whole number of at least 1, or None, got {self.batch!r}")
-        if isinstance(self.samples, str) and self.samples != "all":
-            raise InputError(f"samples must be a whole number, None or 'all', got {self.samples!r}")
-        if isinstance(self.samples, int) and self.samples < 1:
-            raise InputError(f"samples must be at least 1, got {self.samples}")
+        if self.samples is not None and self.samples != "all" and (type(self.samples) is not int or self.samples < 1):
+            raise InputError(f"samples must be a whole number of at least 1, None or 'all', got {self.samples!r}")
         if self.batch is None and self.samples is None:
             raise InputError("batch=None takes the whole sample every step, so samples must be set too")
         if isinstance(self.samples, int) and self.batch is not None and self.batch > self.samples:
             raise InputError(f"batch={self.batch} is larger than samples={self.samples}")
-        for name in ("lr", "weight_decay", "truncate", "noise"):
-            value = getattr(self, name)
+        for name in ("lr", "weight_decay", "truncate", "noise", "momentum", "b1", "b2", "eps"):
+            value = getattr(self, name, None)
             for number in value.values() if isinstance(value, dict) else (value,):
-                if isinstance(number, str) or (isinstance(number, float | int) and not number >= 0):
+                unset = number is None and name != "lr"
+                if not unset and (not hasattr(number, "dtype") and not _at_least_zero(number)):
                     raise InputError(f"{name} must be a number of at least 0, got {number!r}")
 
     def rule(self) -> optax.GradientTransformation:
@@ -83,7 +82,13 @@ class Learner(eqx.Module):
             outputs, network = network.batch(batch.x, key)
         else:
             outputs = jax.vmap(network)(batch.x)
-        return jnp.mean(jax.vmap(loss_function(self.loss))(outputs, batch.y)), network
+        losses = jax.vmap(loss_function(self.loss))(outputs, batch.y)
+        if losses.ndim != 1:
+            raise InputError(
+                f"the loss {self.loss} of outputs of shape {outputs.shape[1:]} and labels of shape {batch.y.shape[1:]} "
+                "is not one number an example; classes need loss='cross_entropy', single numbers any other"
+            )
+        return jnp.mean(losses), network
 
     def update(
         self, network: Any, memory: Any, batch: Batch, key: PRNGKeyArray, step: Array, trains: Any
@@ -204,6 +209,10 @@ def per_field(name: str, value: Rate, tree: Any) -> Any:
         return value[path[0].name]
 
     return jax.tree_util.tree_map_with_path(pick, tree)
+
+
+def _at_least_zero(number: Any) -> bool:
+    return isinstance(number, float | int) and number >= 0
 
 
 def _one_of(name: str, value: str, options: tuple[str, ...]) -> None:

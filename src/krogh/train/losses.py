@@ -33,6 +33,8 @@ def correlation(output: Array, y: Array) -> Float[Array, ""]:
 
 def cross_entropy(output: Float[Array, " classes"], y: Array) -> Float[Array, ""]:
     """−log softmax(f)_y for a class index y."""
+    if output.ndim == 0:
+        raise InputError("cross_entropy needs an output for every class; this network has a single one")
     return -jax.nn.log_softmax(output)[y.astype(jnp.int32)]
 
 

@@ -10,9 +10,10 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array
 
+from krogh.errors import InputError
 from krogh.tasks.base import Batch, Task
 from krogh.train import fused
-from krogh.train.spec import Spec, probe_inputs, probe_name
+from krogh.train.spec import RESERVED, Spec, probe_dims, probe_inputs, probe_name
 from krogh.train.success import Reach
 
 # Separate random streams of one seed: one can be held fixed while another varies.
@@ -196,6 +197,8 @@ class Program:
     @staticmethod
     def _minibatches(step, carry, sample, learner, data_key, t, length, begin):
         size, batch = len(sample.y), learner.batch
+        if batch > size:
+            raise InputError(f"batch={batch} is larger than the {size} examples there are")
         key = jax.random.fold_in(data_key, 0)
 
         def take(rows):
@@ -238,11 +241,20 @@ class Program:
             "key": lambda: jax.random.fold_in(stream(replica.data_seed, PROBE), t),
             "step": lambda: t,
         }
-        out = {}
+        out: dict[str, Array] = {}
         for probe in spec.probes:
             value = probe(**{name: given[name]() for name in probe_inputs(probe)})
             named = value if isinstance(value, dict) else {probe_name(probe): value}
-            out.update({name: jnp.asarray(v) for name, v in named.items()})
+            dims = probe_dims(probe)
+            for name, read in named.items():
+                if name in out or name in RESERVED:
+                    whose = "a run itself" if name in RESERVED else "another probe"
+                    raise InputError(
+                        f"probe {probe_name(probe)} records {name!r}, as {whose} does; give it another name"
+                    )
+                out[name] = jnp.asarray(read)
+                if name in dims and len(dims[name]) != out[name].ndim:
+                    raise InputError(f"probe {name} names {len(dims[name])} dims but returns {out[name].ndim}")
         return out
 
     def confirmed(self, replica: Replica, shared: Any, until: Reach) -> Array:
@@ -272,6 +284,11 @@ class Program:
         until = self.static.until
         if until is None:
             return replicas
+        if until.record not in out or out[until.record].ndim != 1:
+            single = ", ".join(name for name, read in out.items() if read.ndim == 1)
+            raise InputError(
+                f"until looks at {until.record!r}, which is not one number per replica; these are: {single}"
+            )
         value = out[until.record]
         met = (value <= until.level) if until.below else (value >= until.level)
         streak = jnp.where(met, replicas.streak + 1, 0)

@@ -1,9 +1,12 @@
 """What a run is made of: its spec, and groups of replicas that one program can serve."""
 
 import dataclasses
+import functools
 import hashlib
 import inspect
 import re
+import sys
+import sysconfig
 import types
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -45,8 +48,20 @@ class Spec(eqx.Module):
 PROBE_INPUTS = ("network", "start", "task", "validation", "sample", "key", "step")
 
 
+# Names of a dataset's own variables and coordinates, which no probe may use.
+RESERVED = ("loss", "status", "reached", "steps_used", "samples_used", "step", "seed")
+
+
 def probe_name(probe: Callable) -> str:
-    return getattr(probe, "name", None) or probe.__name__
+    if isinstance(probe, functools.partial):
+        return probe_name(probe.func)
+    return getattr(probe, "name", None) or getattr(probe, "__name__", None) or type(probe).__name__
+
+
+def probe_dims(probe: Callable) -> dict[str, tuple[str, ...]]:
+    """Names of the axes of what a probe records, where it declares them."""
+    dims = getattr(probe, "dims", ())
+    return dims if isinstance(dims, dict) else {probe_name(probe): tuple(dims)} if dims else {}
 
 
 def probe_inputs(probe: Callable) -> tuple[str, ...]:
@@ -144,25 +159,64 @@ def fingerprint(group: Group) -> str:
     return hashlib.sha256(f"{platform} {_described(parts)}".encode()).hexdigest()[:20]
 
 
-def _described(value: Any) -> str:
-    """A value in words that are the same in another process; functions by their code and what they enclose."""
+def _described(value: Any, above: tuple[int, ...] = ()) -> str:
+    """A value in words that are the same in another process; functions and a user's classes by their code and by what
+    that uses. `above` are the values it lies in, which are not described again."""
+    if id(value) in above:
+        return "…"
+    above = (*above, id(value))
+
+    def told(item: Any) -> str:
+        return _described(item, above)
+
     if _array(value):
         content = np.asarray(value)
         return f"{content.dtype}{content.shape}{hashlib.sha256(content.tobytes()).hexdigest()}"
     if isinstance(value, tuple | list):
         if all(type(item) is int for item in value):
             return repr(tuple(value))
-        return f"({', '.join(map(_described, value))})"
+        return f"({', '.join(map(told, value))})"
+    if isinstance(value, set | frozenset):
+        return f"({', '.join(sorted(map(told, value)))})"
     if isinstance(value, dict):
-        return f"({', '.join(f'{key}: {_described(item)}' for key, item in value.items())})"
+        return f"({', '.join(f'{key}: {told(item)}' for key, item in value.items())})"
+    if isinstance(value, types.CodeType):
+        return f"{hashlib.sha256(value.co_code).hexdigest()}{value.co_names}{told(value.co_consts)}"
+    if isinstance(value, functools.partial):
+        return told((value.func, value.args, value.keywords))
     if isinstance(value, types.FunctionType):
-        enclosed = [cell.cell_contents for cell in value.__closure__ or ()]
-        code = hashlib.sha256(value.__code__.co_code).hexdigest()
-        constants = [c for c in value.__code__.co_consts if not isinstance(c, types.CodeType)]
-        return f"{value.__module__}.{value.__qualname__} {code} {_described((constants, value.__defaults__, enclosed))}"
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        used = [value.__code__, value.__defaults__, value.__kwdefaults__, _enclosed(value)]
+        if _of_user(value.__module__):
+            used.append({name: value.__globals__[name] for name in _names(value.__code__) & value.__globals__.keys()})
+        return f"{value.__module__}.{value.__qualname__} {told(used)}"
+    if isinstance(value, type):
+        own = {n: v for n, v in vars(value).items() if isinstance(v, types.FunctionType)}
+        return f"{value.__module__}.{value.__qualname__} {told(own) if _of_user(value.__module__) else ''}"
+    if isinstance(value, types.ModuleType):
+        return value.__name__
+    if dataclasses.is_dataclass(value):
         fields = {f.name: getattr(value, f.name, None) for f in dataclasses.fields(value)}
-        return f"{type(value).__qualname__}{_described(fields)}"
+        return f"{told(type(value))}{told(fields)}"
     if (inner := getattr(value, "__wrapped__", None)) is not None:
-        return _described(inner)
+        return told(inner)
+    if hasattr(value, "__dict__"):
+        return f"{told(type(value))}{told(vars(value))}"
     return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
+
+
+def _of_user(module: str) -> bool:
+    """Whether a module's code may change from one run to the next: it is neither Krogh's nor an installed one."""
+    file = getattr(sys.modules.get(module), "__file__", None)
+    installed = file is None or "site-packages" in file or file.startswith(sysconfig.get_paths()["stdlib"])
+    return module == "__main__" or not (installed or module.partition(".")[0] == "krogh")
+
+
+def _enclosed(function: types.FunctionType) -> dict[str, Any]:
+    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+    return {name: cell.cell_contents for name, cell in cells if cell != types.CellType()}
+
+
+def _names(code: types.CodeType) -> set[str]:
+    """Every global or attribute that a function or one defined inside it names."""
+    inner = (c for c in code.co_consts if isinstance(c, types.CodeType))
+    return set(code.co_names).union(*map(_names, inner))

@@ -4,12 +4,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from krogh.errors import InputError
+from krogh.errors import InputError, check_integer, check_number
 
 
 @dataclass(frozen=True)
 class Reach:
-    """A recorded value meets `level` at `consecutive` records in a row; its time is the first of them.
+    """A recorded value meets `level` at `consecutive` records in a row, not counting the start; its time is the first.
 
     `confirm` looks again at the candidate on that many fresh examples (accuracy only), so that a small
     validation sample cannot declare success by luck. `below=True` asks for values at most `level`.
@@ -22,12 +22,15 @@ class Reach:
     below: bool = False
 
     def __post_init__(self):
-        if self.consecutive < 1:
-            raise InputError(f"consecutive must be at least 1, got {self.consecutive}")
-        if self.confirm is not None and (self.record != "accuracy" or self.confirm < 1):
-            raise InputError("confirm takes a number of examples and re-checks record='accuracy' only")
+        check_number("level", self.level)
+        check_integer("consecutive", self.consecutive, least=1)
+        if self.confirm is not None:
+            check_integer("confirm", self.confirm, least=1)
+            if self.record != "accuracy":
+                raise InputError("confirm re-checks record='accuracy' only")
 
 
 def log_spaced(steps: int, points: int = 50) -> tuple[int, ...]:
     """About `points` distinct record steps from 1 to `steps`, evenly spaced in the logarithm."""
+    check_integer("steps", steps, least=1)
     return tuple(int(t) for t in np.unique(np.round(np.geomspace(1, steps, points)).astype(int)))

@@ -14,13 +14,13 @@ import equinox as eqx
 import jax
 import numpy as np
 
-from krogh.errors import InputError, nearest
+from krogh.errors import InputError, check_integer, nearest
 from krogh.nn.base import Architecture
 from krogh.tasks.base import Task
 from krogh.train.engine import Result, run_group
 from krogh.train.learners import Learner, Stage
 from krogh.train.program import DIVERGED, REACHED
-from krogh.train.spec import Spec, group_key, make_group, probe_inputs, probe_name
+from krogh.train.spec import Spec, group_key, make_group, probe_dims, probe_inputs, probe_name
 from krogh.train.success import Reach
 
 if TYPE_CHECKING:
@@ -128,24 +128,27 @@ def spec(
     """
     if not isinstance(task, Task):
         raise InputError(f"task must be a Task such as tasks.SparseParity(n=50, k=3), got {task!r}")
-    if not callable(getattr(network, "build", network)):
-        raise InputError(f"network must be an Architecture such as nn.MLP(width=100), got {network!r}")
+    built = isinstance(network, eqx.Module) and not hasattr(network, "build")
+    if isinstance(network, type) or built or not callable(getattr(network, "build", network)):
+        raise InputError(
+            f"network must be an Architecture such as nn.MLP(width=100), or a function (task, key) that builds one; "
+            f"got {network!r}"
+        )
     if isinstance(learner, Learner):
         if steps is None:
             raise InputError("say how many steps to train: steps=...")
         stages = (Stage(learner, steps),)
     else:
-        stages = (learner,) if isinstance(learner, Stage) else tuple(learner)
+        stages = (learner,) if isinstance(learner, Stage) else tuple(learner) if isinstance(learner, Iterable) else ()
         if not stages or not all(isinstance(stage, Stage) for stage in stages):
             raise InputError("learner must be a Learner such as SGD(lr=0.1), a Stage, or a list of Stages")
         if steps is not None:
             raise InputError("stages bring their own steps; leave steps out")
     total = sum(stage.steps for stage in stages)
-    chosen = tuple(range(seeds)) if isinstance(seeds, int) else tuple(int(s) for s in seeds)
-    if not chosen or min(chosen) < 0 or max(chosen) >= 2**32:
-        raise InputError("seeds must be a positive count, or a sequence of whole numbers from 0 to 2^32 - 1")
-    if len(set(chosen)) != len(chosen):
-        raise InputError("seeds must differ from each other")
+    if isinstance(seeds, Iterable):
+        chosen = _seeds("seeds", seeds)
+    else:
+        chosen = tuple(range(check_integer("the number of seeds", seeds, least=1)))
     probes = (probes,) if callable(probes) else tuple(probes)
     for probe in probes:
         if not callable(probe):
@@ -156,9 +159,7 @@ def spec(
     if record is not None:
         marks = _steps("record", record, total)
     else:
-        if every is not None and (not isinstance(every, int) or every < 1):
-            raise InputError(f"every must be a whole number of at least 1, got {every!r}")
-        gap = every or max(1, total // 100)
+        gap = max(1, total // 100) if every is None else check_integer("every", every, least=1)
         marks = range(gap, total + 1, gap)
     cuts = _steps("snapshots", snapshots, total)
     records = tuple(sorted({*marks, *ends, *cuts} - {0}))
@@ -168,7 +169,7 @@ def spec(
         raise InputError(f"precision must be one of {', '.join(PRECISIONS)}, got {precision!r}")
     if until is not None and not isinstance(until, Reach):
         raise InputError(f"until must be a Reach such as Reach('accuracy', 0.99), got {until!r}")
-    offered = [name for p in probes for name in {probe_name(p): None, **_probe_dims(p)}]
+    offered = [name for p in probes for name in {probe_name(p): None, **probe_dims(p)}]
     if until is not None and until.record not in ("loss", *offered):
         raise InputError(
             f"until looks at {until.record!r}, which no probe records; probes: {', '.join(offered) or 'none'}"
@@ -185,9 +186,12 @@ def sweep(spec: Spec, *, replicas_at_once: int | None = None, **axes: Iterable) 
     Values that are numbers inside the program share it; values that change shapes or code are compiled
     apart.
     """
-    if replicas_at_once is not None and replicas_at_once < 1:
-        raise InputError(f"replicas_at_once must be at least 1, got {replicas_at_once}")
-    values = {name: tuple(axis) for name, axis in axes.items()}
+    if replicas_at_once is not None:
+        check_integer("replicas_at_once", replicas_at_once, least=1)
+    for name, axis in axes.items():
+        if not isinstance(axis, Iterable):
+            raise InputError(f"the sweep axis {name} must be a list of values, got {axis!r}")
+    values = {name: _seeds(name, axis) if name in STREAMS else tuple(axis) for name, axis in axes.items()}
     for name, axis in values.items():
         if not axis:
             raise InputError(f"the sweep axis {name} has no values")
@@ -219,14 +223,29 @@ def sweep(spec: Spec, *, replicas_at_once: int | None = None, **axes: Iterable) 
         group = make_group([variants[i] for i in members], np.searchsorted(members, chosen[rows]), *seeds)
         label = f"group {number + 1}/{len(groups)}" if len(groups) > 1 else "training"
         results.append((rows, run_group(group, replicas_at_once, label)))
-    return Run(_dataset(spec, values, results), spec, tuple(results), values)
+    data = _dataset(spec, values, results)
+    used = data.steps_used.values.ravel()
+    samples = np.zeros_like(used)
+    for number, varied in enumerate(variants):
+        samples[chosen == number] = _samples_used(varied, used[chosen == number])
+    data["samples_used"] = (data.steps_used.dims, samples.reshape(data.steps_used.shape))
+    return Run(data, spec, tuple(results), values)
 
 
 # ------------------------------------------------------------------------------------------- helpers
 
 
+def _seeds(name: str, seeds: Iterable) -> tuple[int, ...]:
+    chosen = tuple(check_integer(f"one of the {name}", seed, least=0, most=2**32 - 1) for seed in seeds)
+    if not chosen or len(set(chosen)) != len(chosen):
+        raise InputError(f"{name} must be at least one number, all different, got {_listed(chosen)}")
+    return chosen
+
+
 def _steps(name: str, steps: Sequence[int], total: int) -> list[int]:
-    marks = sorted({int(s) for s in steps})
+    if not isinstance(steps, Iterable):
+        raise InputError(f"{name} must be a list of steps, got {steps!r}")
+    marks = sorted({check_integer(f"a step of {name}", s) for s in steps})
     if marks and (marks[0] < 0 or marks[-1] > total):
         raise InputError(f"{name} must lie between 0 and the {total} steps of the run, got {marks[0]} to {marks[-1]}")
     return marks
@@ -252,10 +271,14 @@ def _fields(module: Any, path: tuple = ()) -> Iterable[tuple]:
 def _find(spec: Spec, name: str) -> tuple:
     """The one setting that a (dotted) name means."""
     parts = tuple(int(p) if p.isdigit() else p for p in name.split("."))
+    if parts[-1] == "steps":
+        raise InputError(
+            "steps cannot be swept: all cells share their records; record the shorter times, or train apart"
+        )
     candidates = [
         path
         for path in _fields(spec)
-        if path[0] in ("task", "network", "stages") and path[-1] not in ("learner", "before") and len(path) > 1
+        if path[0] in ("task", "network", "stages") and path[-1] not in ("learner", "before", "steps") and len(path) > 1
     ]
 
     def matches(path: tuple) -> bool:
@@ -292,7 +315,7 @@ def _dataset(spec: Spec, axes: dict[str, tuple], results: list[tuple[np.ndarray,
 
     shape = tuple(len(v) for v in axes.values())
     size = math.prod(shape)
-    dims = {name: d for probe in spec.probes for name, d in _probe_dims(probe).items()}
+    dims = {name: d for probe in spec.probes for name, d in probe_dims(probe).items()}
     variables = {}
     for name in results[0][1].records:
         parts = [(rows, result.records[name]) for rows, result in results]
@@ -303,8 +326,6 @@ def _dataset(spec: Spec, axes: dict[str, tuple], results: list[tuple[np.ndarray,
         for rows, part in parts:
             whole[(rows, slice(None), *[slice(s) for s in part.shape[2:]])] = part
         names = dims.get(name) or tuple(f"{name}_{i}" for i in range(len(inner)))
-        if len(names) != len(inner):
-            raise InputError(f"probe {name} names {len(names)} dims but returns {len(inner)}")
         variables[name] = ((*axes, "step", *names), whole.reshape(*shape, steps, *inner))
 
     def gather(pick: Callable[[Result], np.ndarray]) -> np.ndarray:
@@ -321,7 +342,6 @@ def _dataset(spec: Spec, axes: dict[str, tuple], results: list[tuple[np.ndarray,
     columns = np.array([0, *spec.records])
     used = columns[np.minimum(gather(lambda r: r.alive), len(columns)) - 1]
     variables["steps_used"] = (tuple(axes), used)
-    variables["samples_used"] = (tuple(axes), _samples_used(spec, axes, used))
     coords = {name: _coordinate(values) for name, values in axes.items()} | {"step": columns}
     data = xr.Dataset(variables, coords)
     data.attrs["replica_steps_asked"] = size * spec.steps
@@ -329,23 +349,19 @@ def _dataset(spec: Spec, axes: dict[str, tuple], results: list[tuple[np.ndarray,
     return data
 
 
-def _samples_used(spec: Spec, axes: dict[str, tuple], used: np.ndarray) -> np.ndarray:
-    """Distinct examples seen: every fresh one of an online run, the sample of an offline one, −1 for a domain."""
-    learner = spec.stages[0].learner
-
-    def along(name: str, value: Any) -> np.ndarray:
-        shape = [len(axes[name]) if axis == name else 1 for axis in axes] if name in axes else []
-        return np.asarray(axes.get(name, value)).reshape(shape)
-
-    samples = along("samples", learner.samples)
-    if samples.dtype == object:
-        return used * along("batch", learner.batch or 0)
-    return np.broadcast_to(samples if samples.dtype.kind in "iu" else np.asarray(-1), used.shape).copy()
-
-
-def _probe_dims(probe: Callable) -> dict[str, tuple[str, ...]]:
-    dims = getattr(probe, "dims", ())
-    return dims if isinstance(dims, dict) else {probe_name(probe): tuple(dims)} if dims else {}
+def _samples_used(spec: Spec, steps: np.ndarray) -> np.ndarray:
+    """Examples seen in so many steps: every fresh one online, the sample of an offline stage; −1 for a domain."""
+    total, whole = np.zeros_like(steps), np.zeros(steps.shape, bool)
+    for stage in spec.stages:
+        here = np.minimum(steps, stage.steps)
+        steps = steps - here
+        if stage.learner.samples == "all":
+            whole |= here > 0
+        elif stage.learner.samples is None:
+            total = total + here * stage.learner.batch
+        else:
+            total = total + np.where(here > 0, stage.learner.samples, 0)
+    return np.where(whole, -1, total)
 
 
 def _coordinate(values: tuple) -> np.ndarray:

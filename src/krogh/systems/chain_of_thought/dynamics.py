@@ -88,8 +88,7 @@ def stages(s: Stages) -> xr.Dataset:
         "stage_1": first_time(different_step(data.attention) <= DIFFERENT_STEP),
         "stage_2": first_time(data.attention.isel(kind=0) >= RIGHT),
     }
-    theory_times = rc.training_times(s.eta, s.alpha, s.K, s.M, DIFFERENT_STEP)
-    attrs = {"eta": s.eta, "alpha": s.alpha, "K": s.K, "M": s.M, "T1": theory_times[0]}
+    attrs = {"eta": s.eta, "alpha": s.alpha, "K": s.K, "M": s.M}
     return data.assign(times).assign_attrs(**attrs, initial=rc.initial_attention(s.alpha, s.K, s.examples))
 
 
@@ -182,7 +181,7 @@ def plot_stages(ds: xr.Dataset) -> "Figure":
     for ax in (left, right):
         ax.axvline(float(ds.stage_1.median()), ymax=0.7, color="black", ls="--", lw=1, label="end of stage 1")
         ax.set(xscale="symlog", xlabel=f"step t (η = {ds.attrs['eta']:g})", xlim=(0, None))
-    left.plot(0, ds.attrs["initial"], "k*", label="α/K")
+    left.plot(0, ds.attrs["initial"], "k*", label="uniform (about α/K)")
     left.set(ylabel="attention", ylim=(-0.02, 1.45), title="reported: red, yellow → 0, then blue → 1")
     left.legend(fontsize=6, ncols=2, loc="upper center")
     right.set(ylabel="mean change of $p'^T W p$", title="Lemmas F.3.5 and F.3.7")

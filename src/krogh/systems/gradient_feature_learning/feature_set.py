@@ -132,34 +132,34 @@ def heat_map(s: HeatMap) -> xr.Dataset:
 
 @heat_map.claim(
     "GF-1",
-    "p grows with gamma and falls with B_G, and without knowing the answer the search finds every feature of the "
-    "linear, Gaussian, XOR and block-parity families within the cone 0.05",
+    "Without knowing the answer the search finds every feature of the linear, Gaussian, XOR and block-parity families "
+    "within the cone 0.05",
     source="Def. 3.7",
     presets=("quick", "paper"),
 )
-def set_is_monotone(ds: xr.Dataset):
-    p = ds.p.where(ds.p.notnull(), 0)
+def search_finds_features(ds: xr.Dataset):
     named = [name for name in ds.family.values if not name.startswith(("uniform", "quadratic"))]
-    return all_of(
-        cone=every(p.diff("gamma") >= 0),
-        norm=every(p.diff("norm") <= 0),
-        found=every(ds.covered.sel(family=named) > 0.95),
-    )
+    return every(ds.covered.sel(family=named) > 0.95)
 
 
 @heat_map.figure
 def plot_heat_map(ds: xr.Dataset):
-    columns = -(-ds.sizes["family"] // 2)
-    fig, axes = new_figure(columns, 2, size=(2.5 * columns, 4.6), squeeze=False)
-    for ax, family in zip(axes.ravel(), ds.family.values, strict=False):
-        p = ds.p.sel(family=family).mean("feature")
-        drawn = ax.pcolormesh(np.arange(p.sizes["norm"] + 1), np.arange(p.sizes["gamma"] + 1), p, vmin=0)
-        ax.set_xticks(np.arange(p.sizes["norm"]) + 0.5, [f"{v:g}" for v in p.norm.values], fontsize=6)
-        ax.set_yticks(np.arange(p.sizes["gamma"]) + 0.5, [f"{v:g}" for v in p.gamma.values], fontsize=6)
-        ax.set(title=family, xlabel="B_G / norm of a sure neuron", ylabel="cone gamma")
-        fig.colorbar(drawn, ax=ax, label="p")
-    for ax in axes.ravel()[ds.sizes["family"] :]:
-        ax.set_axis_off()
+    """p of every feature: a row per family, on one scale of its own."""
+    rows, columns = ds.sizes["family"], ds.sizes["feature"]
+    fig, axes = new_figure(columns, rows, size=(1.9 * columns, 1.8 * rows), squeeze=False)
+    norms, gammas = ds.sizes["norm"], ds.sizes["gamma"]
+    for row, family in zip(axes, ds.family.values, strict=True):
+        features = ds.p.sel(family=family).dropna("feature", how="all").transpose("feature", "gamma", "norm")
+        for j, (ax, p) in enumerate(zip(row, features.values, strict=False)):
+            drawn = ax.pcolormesh(np.arange(norms + 1), np.arange(gammas + 1), p, vmin=0, vmax=features.max())
+            ax.set_xticks(np.arange(norms) + 0.5, [f"{v:g}" for v in ds.norm.values], fontsize=5)
+            ax.set_yticks(np.arange(gammas) + 0.5, [f"{v:g}" for v in ds.gamma.values], fontsize=5)
+            ax.set_title(f"{family}, $D_{j + 1}$", fontsize=7)
+        fig.colorbar(drawn, ax=row[len(features) - 1], label="p")
+        row[0].set_ylabel("cone gamma")
+        for ax in row[len(features) :]:
+            ax.set_axis_off()
+    axes[-1, 0].set_xlabel("B_G / norm of a sure neuron")
     return fig
 
 

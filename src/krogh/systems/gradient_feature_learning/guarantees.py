@@ -1,5 +1,6 @@
 """What the theorem asks for and promises, beside what is measured; and the Gaussian tail lemma (000 Thm 3.12, B.76)."""
 
+import math
 from dataclasses import dataclass
 
 import jax
@@ -8,13 +9,14 @@ import jax.random as jr
 import numpy as np
 import xarray as xr
 
-from krogh.lab import all_of, at_least, at_most, equals, every
+from krogh.lab import all_of, at_least, at_most, equals
 from krogh.lab.figures import new_figure, theory
 from krogh.nn.symmetric import neurons, relu_network
 from krogh.systems.gradient_feature_learning import system
 from krogh.systems.gradient_feature_learning.learning import one_step, with_ridge_head
 from krogh.systems.gradient_feature_learning.problems import problems
-from krogh.theory.feature_guarantees import MainTheorem
+from krogh.tasks.multi_index import MultiIndex
+from krogh.theory.feature_guarantees import MainTheorem, multi_index_loss, multi_index_sizes
 from krogh.theory.gradient_features import hits, sampled_gradient, spread, tail_ratio
 from krogh.train.seeds import over_seeds
 
@@ -24,7 +26,11 @@ from krogh.train.seeds import over_seeds
 @dataclass(frozen=True)
 class Guarantees:
     """Measured columns: p of the first feature at gamma = 0.05, half the neurons' median norm as B_G; the best head on
-    a grid of thresholds over the features (an upper bound on OPT); one step and ridge of 4m neurons."""
+    a grid of thresholds over the features (an upper bound on OPT); one step and ridge of 4m neurons.
+
+    They stand beside the theorem and do not test it: no family is run at the width and sample that it asks for, and
+    most thresholds are smaller.
+    """
 
     eps: float = 0.1
     delta: float = 0.1
@@ -93,29 +99,50 @@ def guarantees(s: Guarantees) -> xr.Dataset:
         }  # fmt: skip
         parts.append(xr.Dataset(found | printed | needed).expand_dims(family=[name]))
     linear = [MainTheorem(known["linear"].theory, eps, s.delta).width for eps in (0.5, 0.1)]
-    return xr.concat(parts, "family").assign(linear_width=("eps", linear)).assign_coords(eps=[0.5, 0.1])
+    polynomial = multi_index(s.eps)
+    return (
+        xr.concat(parts, "family")
+        .assign(linear_width=("eps", linear), polynomial=("size", list(polynomial.values())))
+        .assign_coords(eps=[0.5, 0.1], size=list(polynomial))
+    )
+
+
+def multi_index(eps: float) -> dict[str, float]:
+    """The table's row of a quadratic of two directions in d = 30: m, T = m^2/eps and n at which the bound is eps."""
+    task = MultiIndex(30)
+    kappa = float(1 / jnp.abs(jnp.linalg.eigvalsh(task.hessian)).min()) / math.sqrt(task.r)
+    n, m = multi_index_sizes(eps, task.d, task.r, 2, kappa)
+    bound = multi_index_loss(n, m, task.d, task.r, 2, kappa)
+    log10_m = math.log10(m)
+    return {
+        "r": task.r,
+        "log10_m": log10_m,
+        "log10_T": 2 * log10_m - math.log10(eps),
+        "log10_n": math.log10(n),
+        "bound": bound,
+    }
 
 
 @guarantees.claim(
     "Thm 3.12",
-    "The linear instance needs m >= 4.9e3 at eps = 0.5 and 3.0e6 at 0.1; n is out of reach (> 1e12) for every family; "
-    "the error after one step is below the promised bound in every family and seed",
+    "Every constant one, the linear instance needs m >= 4.9e3 at eps = 0.5 and 3.0e6 at 0.1, and n is out of reach "
+    "(> 1e12) for every classification family",
     source="Thm 3.12, B.3",
-    finding="Every requirement on n is out of reach (1e36 for linear data), and the promise is above 1 for XOR and "
-    "uniform parity: the theorem is a statement about rates. The networks do far better than asked for.",
+    finding="n is 1e36 for linear data and more for the others, m is 3e6 or more at eps = 0.1, and the promise is "
+    "above 1 for XOR and uniform parity: the theorem is a statement about rates. The measured errors are of networks "
+    "that meet none of these requirements, so they neither test nor confirm the promise.",
 )
 def theorem_in_numbers(ds: xr.Dataset):
     return all_of(
         half=equals(float(ds.linear_width.sel(eps=0.5)), 4.9e3, 0.05e3),
         tenth=equals(float(ds.linear_width.sel(eps=0.1)), 3.0e6, 0.05e6),
         samples=at_least(float(ds.log10_n.min()), 12.0),
-        promised=every((ds.error <= ds.bound).all("family"), over="seed"),
     )
 
 
 @guarantees.figure
 def table_of_guarantees(ds: xr.Dataset):
-    fig, ax = new_figure(size=(9.5, 2.3))
+    fig, ax = new_figure(size=(9.5, 2.5))
     ax.set_axis_off()
     shown = ["p", "gamma", "B_G", "r", "B_a1", "B_a2", "B_b", "opt", "log10_m", "log10_T", "log10_n", "bound"]
     measured = ["measured_p", "measured_opt", "trained", "error"]
@@ -124,12 +151,17 @@ def table_of_guarantees(ds: xr.Dataset):
         at = ds.sel(family=family)
         row = [f"{float(at[name]):.2g}" for name in shown]
         cells.append(row + [f"{float(at[name].mean()):.2g}" for name in measured])
+    polynomial = dict(zip(ds.size.values, ds.polynomial.values, strict=True))
+    row = [f"{polynomial[name]:.2g}" if name in polynomial else "" for name in shown]
+    cells.append(row + [""] * len(measured))
     titles = [*shown, "p found", "OPT found", "hinge,\none step", "error,\none step"]
-    table = ax.table(cells, rowLabels=list(ds.family.values), colLabels=titles, loc="center")
+    table = ax.table(cells, rowLabels=[*ds.family.values, "quadratic"], colLabels=titles, loc="center")
     table.auto_set_font_size(False)
     table.set_fontsize(6)
     table.scale(1, 1.6)
-    ax.set_title("Theorem 3.12, every constant one (left), and what is measured (right four columns)")
+    ax.set_title(
+        "Theorem 3.12 (quadratic: B.69), every constant one, and what small networks measure (right four columns)"
+    )
     return fig
 
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import xarray as xr
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from krogh.lab import all_of, at_least, at_most
 from krogh.lab.figures import COLOURS, new_figure
@@ -35,7 +35,7 @@ from krogh.train.seeds import over_seeds
 @dataclass(frozen=True)
 class Lottery:
     """A ticket is every neuron with |cos| >= `cosine` to a feature after the first step; the LASSO's is the `share` of
-    the neurons with the largest |a~|."""
+    the neurons with the largest |a~|, or fewer where fewer coefficients are not zero."""
 
     d: int = 400
     ratio: float = 0.25
@@ -69,6 +69,12 @@ def lasso_head(network: TwoLayer, train: Batch, strength: float, steps: int = 40
     return jax.lax.scan(step, (zero, zero), jnp.arange(steps, dtype=cross.dtype))[0][0]
 
 
+def largest(a: Float[Array, " width"], most: int) -> Bool[Array, " width"]:
+    """The `most` largest |a_i|, without those that are zero."""
+    size = jnp.abs(a)
+    return ((-size).argsort().argsort() < most) & (size > 0)
+
+
 LEARNERS = ("full", "ticket", "random subnet", "untrained", "LASSO ticket", "random of its size")
 
 
@@ -87,11 +93,8 @@ def lottery(s: Lottery) -> xr.Dataset:
         "XOR": (xor_mixture(s.d, sigma), xor_threshold(s.d, sigma, s.factor)),
         "parity": (BlockParity(s.parity_d, 1, s.parity_k), parity_threshold(s.parity_d, 1, s.parity_k)),
     }
-    score, size, overlap = (
-        np.zeros((len(tasks), len(LEARNERS), s.seeds)),
-        np.zeros((2, s.seeds)),
-        np.zeros((2, s.seeds)),
-    )
+    score = np.zeros((len(tasks), len(LEARNERS), s.seeds))
+    size, kept, overlap = np.zeros((3, len(tasks), s.seeds))
     maps, features = {}, {}
     for row, (name, (task, threshold)) in enumerate(tasks.items()):
 
@@ -101,9 +104,8 @@ def lottery(s: Lottery) -> xr.Dataset:
             network = one_step(SymmetricReLU(s.m, threshold=threshold), task, start, batch)
             ticket = jnp.abs(cosines(task.directions, network.weights)).max(0) >= s.cosine
             count = ticket.sum()
-            a = jnp.abs(lasso_head(network, batch, s.lasso))
-            few = round(4 * s.m * s.share)
-            chosen, order = (-a).argsort().argsort() < few, jr.permutation(pick, 4 * s.m)
+            chosen = largest(lasso_head(network, batch, s.lasso), round(4 * s.m * s.share))
+            few, order = chosen.sum(), jr.permutation(pick, 4 * s.m)
             untrained = random_features(fixed, 4 * s.m, batch.x)
             networks = [
                 network,
@@ -114,9 +116,9 @@ def lottery(s: Lottery) -> xr.Dataset:
                 subnetwork(network, order < few),
             ]
             scores = jnp.stack([test_accuracy(one, batch, fresh) for one in networks])
-            return scores, count, (chosen & ticket).sum() / few, network.weights
+            return scores, count, few, (chosen & ticket).sum() / jnp.maximum(few, 1), network.weights
 
-        found, size[row], overlap[row], weights = over_seeds(measure, s.seeds)
+        found, size[row], kept[row], overlap[row], weights = over_seeds(measure, s.seeds)
         score[row] = found.T
         directions = np.asarray(task.directions)
         rows = np.concatenate(
@@ -131,6 +133,7 @@ def lottery(s: Lottery) -> xr.Dataset:
         {
             "accuracy": (("task", "learner", "seed"), score),
             "neurons": (("task", "seed"), size),
+            "lasso_neurons": (("task", "seed"), kept),
             "overlap": (("task", "seed"), overlap),
             "map": (("task", "neuron", "axis"), np.stack(list(maps.values()))),
             "stars": (("task", "feature", "axis"), stars),
@@ -168,8 +171,11 @@ def plot_lottery(ds: xr.Dataset):
                 np.full(at.sizes["seed"], place), at.accuracy.sel(learner=learner), "o", color=COLOURS[place], alpha=0.6
             )
         top.set_xticks(range(len(LEARNERS)), [name.replace(" ", "\n") for name in LEARNERS])
-        kept = float(at.neurons.mean())
-        top.set(ylabel="test accuracy", title=f"{task}: {kept:.0f} of {ds.attrs['width']} neurons in the ticket")
+        count, kept, both = (float(at[name].mean()) for name in ("neurons", "lasso_neurons", "overlap"))
+        title = (
+            f"{task}: {count:.0f} of {ds.attrs['width']} neurons in the ticket,\n{both:.0%} of the LASSO's {kept:.0f}"
+        )
+        top.set(ylabel="test accuracy", title=title)
         bottom.plot(*at["map"].values.T, ".", color=COLOURS[0], markersize=3, label="neurons after one step")
         bottom.plot(*at.stars.values.T, "*", color=COLOURS[1], markersize=9, label="features")
         bottom.set(xticks=[], yticks=[], title="map of the weights, 1 - cos")

@@ -23,7 +23,8 @@ from krogh.theory.feature_guarantees import (
 
 
 class Problem(NamedTuple):
-    """`directions` are the features D_j; `theory` is at the same instance, every constant one."""
+    """`directions` are the features D_j; `theory` holds the lemmas' formulas at the same d, r and k, with constants one
+    and their tau = 8 (XOR: 1); `threshold` is what is run, mostly smaller than theirs."""
 
     task: Task
     threshold: float

@@ -32,11 +32,11 @@ class Simplicity:
 
 
 @probe(dims=("component",))
-def cluster_accuracy(network, validation):
+def cluster_accuracy(network, task, validation):
     """Accuracy on each component of the mixture."""
     right = correct(outputs_on(network, validation.x), validation.y)
     which = validation.latents["component"]
-    member = which[:, None] == jnp.arange(6)
+    member = which[:, None] == jnp.arange(len(task.shares))
     return (right[:, None] * member).sum(0) / member.sum(0)
 
 

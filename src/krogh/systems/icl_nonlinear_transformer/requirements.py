@@ -13,7 +13,7 @@ from krogh.probes.basic import accuracy, outputs_on
 from krogh.probes.prompts import errors
 from krogh.probes.trained import over_networks
 from krogh.systems.icl_nonlinear_transformer import system
-from krogh.systems.icl_nonlinear_transformer.models import Training, prompts_of, training
+from krogh.systems.icl_nonlinear_transformer.models import Training, prompts_of, smallest_length, training
 from krogh.theory.prompt_classification import iterations, training_length
 from krogh.train import sweep
 
@@ -218,7 +218,7 @@ def training_lengths(s: TrainingLength) -> xr.Dataset:
 )
 def shorter_with_alpha(ds: xr.Dataset):
     def shorter(fewer: np.ndarray, more: np.ndarray) -> float:
-        return _smallest(ds, fewer) - _smallest(ds, more)
+        return smallest_length(fewer, ds.length.values) - smallest_length(more, ds.length.values)
 
     error = {alpha: ds.error.sel(alpha=alpha).transpose("seed", "length") for alpha in (0.2, 0.4, 0.8)}
     return all_of(
@@ -229,11 +229,6 @@ def shorter_with_alpha(ds: xr.Dataset):
     )
 
 
-def _smallest(ds: xr.Dataset, error: np.ndarray) -> float:
-    enough = error.mean(axis=0) <= 0.05
-    return float(ds.length.values[enough.argmax()]) if enough.any() else np.inf
-
-
 @training_lengths.figure
 def plot_training_lengths(ds: xr.Dataset):
     figure, (left, right) = new_figure(2, size=(6.2, 2.5))
@@ -241,7 +236,7 @@ def plot_training_lengths(ds: xr.Dataset):
     for i, alpha in enumerate(ds.alpha.values):
         error = ds.error.sel(alpha=alpha)
         curve_with_spread(left, error, x="length", label=f"α = {alpha:g}", marker="o", color=COLOURS[i])
-        found.append(_smallest(ds, error.transpose("seed", "length").values))
+        found.append(smallest_length(error.transpose("seed", "length").values, ds.length.values))
     reported(left, 0.05, "level of claim 22.17")
     left.set(xlabel="examples in a training prompt", ylabel="error on unseen tasks", xscale="log")
     left.set_xticks(ds.length.values, [str(n) if n < 20 or n in (32, 64) else "" for n in ds.length.values])

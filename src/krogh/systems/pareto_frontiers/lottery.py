@@ -98,7 +98,6 @@ def lottery(s: Lottery) -> xr.Dataset:
         {
             "full_error": (("ticket", "full_step"), 1 - full.data.accuracy.values),
             "full_reached": ("ticket", first_time(full.data.accuracy >= 0.9).values),
-            "growth": (("ticket", "neuron"), np.sort(norm, axis=1)),
             "error": (
                 ("kind", "ticket", "seed", "step"),
                 [1 - run.data.accuracy.values.reshape(*shape, -1) for run in small],

@@ -15,7 +15,7 @@ import numpy as np
 import xarray as xr
 from jaxtyping import Array
 
-from krogh.lab import all_of, equals, every
+from krogh.lab import all_of, at_most, equals, every
 from krogh.lab.figures import COLOURS, new_figure, reported
 from krogh.nn.mlp import DeepMLP
 from krogh.nn.sparse import SparseRows
@@ -128,21 +128,27 @@ def surrogates(s: Surrogates) -> xr.Dataset:
 @surrogates.claim(
     "15.17",
     "On >= 2 of 3 surrogate tables (depth 2) the median test error at the largest width, 3000 (quick: 400), is at most "
-    "that at r = 100 for both of the smallest training sizes, and 2-sparse rows are at most 0.5 points above dense "
-    "ones at the smallest",
+    "that at r = 100 for 2-sparse rows and both of the smallest training sizes, and at the smallest, at the largest "
+    "width, 2-sparse rows are at most 0.5 points above dense ones; medians over replicas, with an interval",
     source="Fig 6.3, Fig C.3, findings 2T and 3T",
 )
 def width_and_sparsity_help(ds: xr.Dataset):
-    error = ds.error.isel(depth=-1).median("seed")
-    small = error.isel(m=slice(2))
-    wider = (small.isel(width=-1) <= small.sel(width=100)).sel(s=2).all("m")
-    gain = error.isel(m=0, width=-1)
-    sparse = gain.sel(s=2) <= gain.sel(s=0) + 0.005
-    return all_of(width=every([int(wider.sum()) >= 2]), sparse=every([int(sparse.sum()) >= 2]))
+    error = ds.error.isel(depth=-1).sortby("m").transpose("seed", "kind", "m", ...)
+    small, smallest = error.isel(m=slice(2)).sel(s=2), error.isel(m=[0], width=-1)
+    wide, narrow = small.isel(width=-1).values, small.sel(width=100).values
+    sparse, dense = (smallest.sel(s=s).values for s in (2, 0))
+
+    def excess(ours: np.ndarray, theirs: np.ndarray) -> float:
+        """By how much the median error (seed, table, m) exceeds the other at the worse m of the second best table."""
+        worst = (np.median(ours, axis=0) - np.median(theirs, axis=0)).max(axis=-1)
+        return float(np.sort(worst)[1])
+
+    return all_of(width=at_most((wide, narrow), 0.0, stat=excess), sparse=at_most((sparse, dense), 0.005, stat=excess))
 
 
 def error_curves(ds: xr.Dataset, panels: str, x: str):
-    """Median test error against the training size per width, dense above sparse, with the best forest."""
+    """Median test error against the training size per width, dense above sparse, with the best network of all (width,
+    depth and rows chosen for every size by this error) and the best forest."""
     initial = ds.s.values[:2]
     columns = ds.sizes[panels]
     fig, axes = new_figure(
@@ -155,6 +161,8 @@ def error_curves(ds: xr.Dataset, panels: str, x: str):
             ax.plot(cell[x], errors.median("seed"), "o-", color=colour, markersize=3, label=f"r = {width}")
             low, high = (errors.quantile(q, "seed") for q in (0.25, 0.75))
             ax.fill_between(cell[x], low, high, color=colour, alpha=0.15, linewidth=0)
+        best = 100 * ds.error.sel({panels: panel}).median("seed").min(("s", "depth", "width"))
+        ax.plot(ds[x], best, color="goldenrod", linewidth=1.5, label="best network")
         forest = 100 * ds.forest_error.sel({panels: panel}).median("seed").min("forest")
         ax.plot(ds[x], forest, "k--", linewidth=1, label="best random forest")
         if str(panel) in published.TABLE_C2:

@@ -67,9 +67,9 @@ def grams(s: Grams) -> xr.Dataset:
     "and the last test KL is <= 0.03; with one head it is >= 0.8 of the bigram level",
     source="Fig 8.5, §8.3.3",
     presets=("paper",),
-    finding="With three heads all is as published, in every seed. One head does not stop at bigrams: 6 of 8 seeds leave "
-    "that plateau after 500 to 4500 steps and end nearest to trigrams, at three times their level (0.03 against 0.009); "
-    "two stay at bigrams (0.077) for all 12 000 steps.",
+    finding="With three heads all is as published, in every seed. One head does not stop at bigrams: 6 of 8 seeds "
+    "leave that plateau after 500 to 4500 steps and end nearest to trigrams, at three times their level (0.03 against "
+    "0.009); two stay at bigrams (0.077) for all 12 000 steps.",
 )
 def four_stages(ds: xr.Dataset):
     many, one = ds.sel(heads=3), ds.sel(heads=1)

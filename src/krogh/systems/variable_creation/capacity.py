@@ -259,9 +259,11 @@ def plot_pseudo_dimension(ds: xr.Dataset) -> "Figure":
 
 @dataclass(frozen=True)
 class Capacity:
+    """m is so large because the bound on the gap is the loss's own range at sample sizes that are run."""
+
     d: int = 64
     k: int = 4
-    m: int = 200
+    m: int = 10**9
     contexts: tuple[int, ...] = (100, 300, 1000, 3000, 10_000, 100_000)
     heads: tuple[int, ...] = (1, 2, 4, 8, 16)
     depths: tuple[int, ...] = (1, 2, 3, 4, 6, 8)
@@ -274,7 +276,7 @@ def capacity(s: Capacity) -> xr.Dataset:
     head = theory.HeadNorms(4.0, 1.0, 4.0)
     over_T = [theory.heads_cover(s.eps, s.d, s.m, T, [head]) for T in s.contexts]
     over_H = [theory.heads_cover(s.eps, s.d, s.m, 300, [head] * H) for H in s.heads]
-    gap = [theory.generalisation_gap(c * s.eps**2, 10**9) for c in over_T]
+    gap = [theory.generalisation_gap(c * s.eps**2, s.m) for c in over_T]
     unit = {qk: theory.LayerNorms(1.0, 4.0, 1.0, 4.0, qk, 4.0) for qk in s.query_key}
     over_L = [[theory.layers_cover(s.eps, s.d, s.m, 300, [unit[qk]] * L) for L in s.depths] for qk in s.query_key]
     alpha = [[max(theory.amplification([unit[qk]] * L)) for L in s.depths] for qk in s.query_key]
@@ -350,6 +352,7 @@ def plot_capacity(ds: xr.Dataset) -> "Figure":
     left.semilogx(ds["T"], ds.gap / ds.gap[0], "s", label="generalisation gap")
     logs = np.log(ds.attrs["d"] * ds.attrs["m"] * ds["T"])
     figures.theory(left, ds["T"], logs / logs[0], "log(dmT)")
+    figures.theory(left, ds["T"], np.sqrt(logs / logs[0]), "√log(dmT)").set_linestyle(":")
     left.set(xlabel="context length T", ylabel="bound / bound at smallest T")
     left.legend()
     middle.loglog(ds.H, ds.over_H / ds.over_H[0], "o")

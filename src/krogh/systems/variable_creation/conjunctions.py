@@ -64,12 +64,13 @@ def above(level: float, examples: int) -> Reach:
 class Grid:
     """`seeds` data sets for each (T, m), `restarts` initialisations of each; a trial succeeds if one restart does.
 
-    Away from `paper` embeddings are not dropped out (attention weights and residual branches are): a step is four times
-    cheaper, because scores then depend on position and bit alone.
+    Here the smallest m lies below both lower bounds on m* at every T, so that they can be missed; samples so small stay
+    ambiguous after all redraws. Away from `paper` embeddings are not dropped out (attention weights and residual
+    branches are): a step is four times cheaper, because scores then depend on position and bit alone.
     """
 
     contexts: tuple[int, ...] = (25, 50, 100)
-    samples: tuple[int, ...] = (25, 35, 45, 60, 80)
+    samples: tuple[int, ...] = (10, 20, 25, 35, 45, 60, 80)
     steps: int = 120
     every: int = 10
     validation: int = 500
@@ -134,7 +135,8 @@ def _growth(ds: xr.Dataset) -> Callable[[np.ndarray], float]:
 
     def growth(success: np.ndarray) -> float:
         star = sample_complexity(success, m)
-        return float((star[-1] / star[0] - 1) / np.log(T[-1] / T[0]))
+        # inf at T_max is growth without bound, inf at T_min says nothing
+        return float((star[-1] / star[0] - 1) / np.log(T[-1] / T[0])) if np.isfinite(star[0]) else np.nan
 
     return growth
 
@@ -159,16 +161,20 @@ def _grows_slowly(ds: xr.Dataset):
 
 
 def _lower_bounds(ds: xr.Dataset):
+    """Lower bounds on m* are judged only where m* could lie below them: m* is never below the smallest m tried."""
     success, _, m = _trials(ds)
 
     def over(bound: xr.DataArray, statistic: Callable[[np.ndarray], float]) -> Callable[[np.ndarray], float]:
         return lambda trials: float(statistic(sample_complexity(trials, m) / bound.values))
 
-    return all_of(
-        above_information=at_least(success, 1.0, stat=over(ds.information, np.min)),
-        above_identification=at_least(success, 0.7, stat=over(ds.identifying, np.min)),
-        within_factor=at_most(success, 3.0, stat=over(ds.identifying, lambda ratio: ratio.max() / ratio.min())),
-    )
+    below = {"above_information": (ds.information, 1.0), "above_identification": (ds.identifying, 0.7)}
+    parts = {
+        name: at_least(success, least, stat=over(bound, np.min))
+        for name, (bound, least) in below.items()
+        if m.min() < least * bound.values.min()
+    }
+    factor = at_most(success, 3.0, stat=over(ds.identifying, lambda ratio: ratio.max() / ratio.min()))
+    return all_of(**parts, within_factor=factor)
 
 
 def _plot_grid(ds: xr.Dataset) -> "Figure":
@@ -201,7 +207,10 @@ RATIO = (
     "(m*(T_max)/m*(T_min) - 1)/ln(T_max/T_min) <= 2/ln 16, that is m*(400)/m*(25) <= 3 (linear growth: 16), or "
     "m*(100)/m*(25) <= 2 (linear: 4)"
 )
-BOUNDS = "m* >= log2 C(T,3), m* >= .7 m_id(T) for every T, and m*/m_id stays within a factor 3 over the grid"
+BOUNDS = (
+    "m* >= log2 C(T,3) and m* >= .7 m_id(T) for every T, each claimed only where the smallest m tried lies below it at "
+    "every T, and m*/m_id stays within a factor 3 over the grid"
+)
 FITS = "a + b log T fits m*(T) better than a + bT (AIC)"
 
 
@@ -228,7 +237,7 @@ def logarithm_fits(ds: xr.Dataset):
     return at_least(_trials(ds)[0], 0.0, stat=_fit_advantage(ds))
 
 
-@sample_grid.claim("13.13", BOUNDS, source="§4.6")
+@sample_grid.claim("13.13", f"{BOUNDS} (paper: the factor alone, for m starts at 50)", source="§4.6")
 def above_lower_bounds(ds: xr.Dataset):
     return _lower_bounds(ds)
 
@@ -250,7 +259,7 @@ def plot_sample_grid(ds: xr.Dataset) -> "Figure":
     presets={
         "paper": Grid(
             contexts=(25, 50, 100, 200, 400),
-            samples=(20, 25, 30, 35, 40, 45, 50, 60, 70, 80, 90, 100),
+            samples=(10, 15, 20, 25, 30, 35, 40, 45, 50, 60, 70, 80, 90, 100),
             steps=1000,
             validation=2000,
             embedding_dropout=0.1,
