@@ -1,6 +1,7 @@
 """The command line: what it does, and one sentence for everything it cannot do."""
 
 import json
+import math
 import os
 import re
 import signal
@@ -9,10 +10,11 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 from lab_toy import toy  # noqa: F401
 
-from krogh.cli import invoke
+from krogh.cli import invoke, show_json
 from krogh.errors import InputError, check_choice, check_integer, check_number
 from krogh.lab import System
 from krogh.lab.store import Store
@@ -80,6 +82,45 @@ def test_run_show_runs_and_compare(krogh, tmp_path):
     assert compared["settings"] == {"p": [0.9, 0.2]}
     assert {row["variable"]: row["difference"] for row in compared["variables"]} == {"heads": -1, "curve": -5}
     assert (tmp_path / "compare.png").stat().st_size > 1000
+    runs = ["toy-coins/fig-1", other["key"][:6]]
+    assert str(krogh("compare", *runs, "--out", "drawn/both")[1]).strip().endswith("drawn/both.png")
+    for wrong in ("plot.xyz", "."):
+        code, _, err = krogh("compare", *runs, "--out", wrong)
+        assert code == 2 and "must be a file ending in .png" in err
+
+
+def test_a_run_compared_with_itself_does_not_differ(krogh):
+    krogh("run", "toy-coins/fig-1")
+    rows = json.loads(krogh("compare", "toy-coins/fig-1", "toy-coins/fig-1", "--json")[1])["variables"]
+    assert all(row["difference"] == 0 and row["interval"] == [0, 0] for row in rows)
+
+
+def test_an_incomplete_manifest_hides_no_other_run(krogh, tmp_path):
+    kept = json.loads(krogh("run", "toy-coins/fig-1", "--json")[1])[0]
+    broken = json.loads(krogh("run", "toy-coins/fig-1", "--set", "p=0.2", "--json")[1])[0]
+    manifest = Path(broken["path"]).with_suffix(".json")
+    manifest.write_text(json.dumps({k: v for k, v in json.loads(manifest.read_text()).items() if k != "preset"}))
+    assert [m["key"] for m in json.loads(krogh("runs", "--json")[1])] == [kept["key"]]
+
+
+def test_json_has_no_words_that_json_does_not_know(capsys):
+    show_json({"a": [math.inf, np.float64(np.nan)], "b": np.float32(0.5)})
+    told = json.loads(capsys.readouterr().out, parse_constant=lambda word: pytest.fail(word))
+    assert told == {"a": ["inf", "nan"], "b": 0.5}
+
+
+def test_what_a_closed_pipe_leaves_is_no_failure():
+    command = f"{sys.executable} -m krogh.cli list | head -1; exit ${{PIPESTATUS[0]}}"
+    assert subprocess.run(["bash", "-c", command], capture_output=True).returncode == 0
+
+
+def test_settings_that_break_an_experiment_are_told(krogh, monkeypatch):
+    def breaks(*_):
+        raise ZeroDivisionError("division by zero")
+
+    monkeypatch.setattr(Store, "_compute", breaks)
+    code, _, err = krogh("run", "toy-coins/fig-1", "--set", "p=0.3")
+    assert code == 2 and "cannot run with p=0.3: division by zero." in err
 
 
 def test_the_report_tells_what_ran_and_what_did_not(krogh, tmp_path):
@@ -168,6 +209,9 @@ BAD = {
     "data without name": (["data", "fetch"], "needs the name"),
     "unknown data": (["data", "fetch", "mnst"], "did you mean 'mnist'"),
     "unknown benchmark": (["bench", "enigne"], "bench"),
+    "negative seeds set": (["run", "toy-coins/fig-1", "--set", "seeds=-1"], "at least 1"),
+    "seeds twice": (["run", "toy-coins/fig-1", "--set", "seeds=3", "--seeds", "4"], "given twice"),
+    "data with a surplus name": (["data", "path", "mnist"], "takes no name"),
 }
 
 

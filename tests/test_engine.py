@@ -410,11 +410,113 @@ def test_runs_that_differ_in_an_enclosed_value_have_their_own_checkpoints(tmp_pa
     assert len(list(tmp_path.glob("*.checkpoint"))) == 2
 
 
+def reading(body, **names):
+    """A probe whose code is `body`, as a user's module would define it anew."""
+    namespace = {"jnp": jnp, **names}
+    exec(f"def reads(network):\n    return {body}", namespace)
+    namespace["reads"].__module__ = "__main__"
+    return namespace["reads"]
+
+
+class Times:
+    name = "reads"
+
+    def __init__(self, factor):
+        self.factor = factor
+
+    def __call__(self, network):
+        return self.factor * jnp.sum(network.weights)
+
+
+@pytest.mark.parametrize(
+    "first, second",
+    [
+        (reading("jnp.max(network.weights)"), reading("jnp.min(network.weights)")),
+        tuple(reading("FACTOR * jnp.sum(network.weights)", FACTOR=factor) for factor in (1.0, 2.0)),
+        (reading("(lambda: 1.0)() * jnp.sum(network.weights)"), reading("(lambda: 2.0)() * jnp.sum(network.weights)")),
+        (Times(1.0), Times(2.0)),
+    ],
+    ids=["names", "globals", "inner code", "objects"],
+)
+def test_a_checkpoint_is_not_that_of_other_code(tmp_path, first, second):
+    def read(probe):
+        return kr.train(TASK, kr.nn.MLP(width=3), kr.SGD(), 4, seeds=2, probes=[probe]).data.reads.values
+
+    with workspace(tmp_path):
+        kept = [read(first), read(second), read(first)]
+    assert np.array_equal(kept[0], kept[2]) and np.array_equal(kept[1], read(second))
+    assert not np.array_equal(kept[0], kept[1])
+
+
+def test_a_function_that_calls_itself_can_be_a_probe():
+    def grown(network, times=2):
+        return jnp.sum(network.weights) if times == 0 else 2 * grown(network, times - 1)
+
+    assert kr.train(TASK, kr.nn.MLP(width=3), kr.SGD(), 4, probes=[grown]).data.grown.sizes["step"] == 5
+
+
+def wipe(network, task, key):
+    return eqx.tree_at(lambda n: n.output, network, jnp.zeros_like(network.output))
+
+
+def test_a_stage_leaves_replicas_alone_that_have_stopped():
+    stages = [kr.Stage(kr.SGD(lr=0.3), 100), kr.Stage(kr.SGD(lr=0.1), 40, before=wipe, trains=("weights",))]
+    goal = kr.Reach("accuracy", 0.95)
+    run = kr.train(
+        SparseParity(8, 1), kr.nn.MLP(20), stages, seeds=3, probes=[kr.probes.accuracy], every=20, until=goal
+    )
+    assert (run.data.status == "reached").all() and (run.data.reached <= 100).all()
+    assert np.all(np.any(run.networks.output != 0, axis=1))
+
+
+def test_a_snapshot_at_a_stage_boundary_is_from_before_the_next_stage():
+    stages = [kr.Stage(kr.SGD(), 10), kr.Stage(kr.SGD(), 10, before=wipe)]
+    run = kr.train(TASK, kr.nn.MLP(width=5), stages, seeds=2, snapshots=[10], probes=[kr.probes.parameter_norm])
+    kept = run.snapshots[10]
+    norm = np.sqrt(sum((leaf.reshape(2, -1) ** 2).sum(1) for leaf in jax.tree.leaves(eqx.filter(kept, eqx.is_array))))
+    np.testing.assert_allclose(norm, run.data.parameter_norm.sel(step=10), rtol=1e-5)
+
+
+def test_snapshots_after_everyone_has_stopped_are_the_last_networks(monkeypatch):
+    monkeypatch.setitem(engine.LEAST_REPLICA_STEPS, "cpu", 64)
+    goal = kr.Reach("accuracy", 0.9)
+    settings = {"seeds": 3, "probes": [kr.probes.accuracy], "every": 20, "until": goal, "snapshots": [0, 2000]}
+    run = kr.train(SparseParity(8, 1), kr.nn.MLP(20), kr.SGD(lr=0.3), 2000, **settings)
+    assert (run.data.reached < 2000).all()
+    assert set(run.snapshots) == {0, 2000} and same(run.snapshots[2000], run.networks)
+
+
+def test_samples_are_counted_stage_by_stage_and_cell_by_cell():
+    stages = [kr.Stage(kr.SGD(batch=10), 5), kr.Stage(kr.SGD(batch=100), 5)]
+    assert int(kr.train(TASK, LinearAtZero(), stages).data.samples_used[0]) == 550
+    spec = kr.spec(TASK, LinearAtZero(), kr.SGD(batch=32), 20)
+    assert kr.sweep(spec, samples=[None, 100, "all"]).data.samples_used[:, 0].values.tolist() == [640, 100, -1]
+    dotted = kr.sweep(spec, **{"stages.0.learner.batch": [8, 64]})
+    assert dotted.data.samples_used[:, 0].values.tolist() == [160, 1280]
+
+
+def test_what_is_counted_of_a_diverged_replica_is_unknown():
+    def seven(network):
+        return jnp.array(7)
+
+    data = kr.train(TASK, kr.nn.MLP(width=3), kr.SGD(lr=1e30, loss="square"), 3, probes=[seven], every=1).data
+    assert data.status[0] == "diverged"
+    assert data.seven[0, 0] == 7 and np.isnan(data.seven[0, -1])
+
+
 def test_progress_ends_at_the_total():
     calls = []
     with workspace(progress=lambda *a: calls.append(a)):
         kr.train(TASK, LinearAtZero(), adding_up(), 20, seeds=2, every=5)
     assert calls[-1][1] == calls[-1][2] == 40
+
+
+class Named:
+    def __init__(self, name, dims=()):
+        self.name, self.dims = name, dims
+
+    def __call__(self, network):
+        return jnp.ones(3)
 
 
 BAD = {
@@ -453,6 +555,35 @@ BAD = {
     "axis empty": lambda: kr.sweep(kr.spec(TASK, kr.nn.MLP(width=3), kr.SGD(), 5), lr=[]),
     "axis": lambda: kr.sweep(kr.spec(TASK, kr.nn.MLP(width=3), kr.SGD(), 5), learning_rate=[0.1]),
     "replicas_at_once": lambda: kr.train(TASK, kr.nn.MLP(width=3), kr.SGD(), 5, replicas_at_once=0),
+    "replicas in parts": lambda: kr.train(TASK, kr.nn.MLP(width=3), kr.SGD(), 5, replicas_at_once=1.5),
+    "architecture as class": lambda: kr.train(TASK, kr.nn.MLP, kr.SGD(), 5),
+    "built network": lambda: kr.train(TASK, Linear(jnp.zeros(10), jnp.zeros(())), kr.SGD(), 5),
+    "no learner": lambda: kr.train(TASK, kr.nn.MLP(width=3), None, 5),
+    "no lr": lambda: kr.SGD(lr=None),
+    "lr list": lambda: kr.SGD(lr=[0.1, 0.2]),
+    "momentum": lambda: kr.SGD(momentum=-3.0),
+    "samples in parts": lambda: kr.SGD(samples=40.0),
+    "batch above domain": lambda: kr.train(TASK, kr.nn.MLP(width=3), kr.SGD(batch=5000, samples="all"), 5),
+    "seed in parts": lambda: kr.train(TASK, kr.nn.MLP(width=3), kr.SGD(), 5, seeds=[0.5]),
+    "seeds in parts": lambda: kr.train(TASK, kr.nn.MLP(width=3), kr.SGD(), 5, seeds=2.5),
+    "stream twice": lambda: kr.sweep(kr.spec(TASK, kr.nn.MLP(width=3), kr.SGD(), 5), init_seed=[3, 3]),
+    "stream too large": lambda: kr.sweep(kr.spec(TASK, kr.nn.MLP(width=3), kr.SGD(), 5), data_seed=[2**32]),
+    "record in parts": lambda: kr.train(TASK, kr.nn.MLP(width=3), kr.SGD(), 5, record=[1.5]),
+    "record no list": lambda: kr.train(TASK, kr.nn.MLP(width=3), kr.SGD(), 5, record=3),
+    "axis no list": lambda: kr.sweep(kr.spec(TASK, kr.nn.MLP(width=3), kr.SGD(), 5), lr=0.1),
+    "steps swept": lambda: kr.sweep(kr.spec(TASK, kr.nn.MLP(width=3), kr.SGD(), 5), steps=[5, 10]),
+    "two probes of a name": lambda: kr.train(
+        TASK, kr.nn.MLP(width=3), kr.SGD(), 5, probes=[lambda network: 1.0, lambda step: 2.0]
+    ),
+    "reserved name": lambda: kr.train(TASK, kr.nn.MLP(width=3), kr.SGD(), 5, probes=[Named("loss")]),
+    "dims": lambda: kr.train(TASK, kr.nn.MLP(width=3), kr.SGD(), 5, probes=[Named("flat", ("a", "b"))]),
+    "until a vector": lambda: kr.train(
+        TASK, kr.nn.MLP(width=3), kr.SGD(), 5, probes=[kr.probes.weights], until=kr.Reach("weights")
+    ),
+    "level": lambda: kr.Reach("accuracy", float("nan")),
+    "classes by hinge": lambda: kr.train(kr.tasks.ModularAddition(p=7, k=2), kr.nn.Lookup(16), kr.SGD(batch=8), 5),
+    "signs by cross entropy": lambda: kr.train(TASK, kr.nn.MLP(width=3), kr.SGD(loss="cross_entropy"), 5),
+    "no steps": lambda: kr.log_spaced(0),
 }
 
 

@@ -50,7 +50,7 @@ def differences(first: Result, second: Result) -> list[dict[str, Any]]:
 
 def overlay(first: Result, second: Result, path: Path) -> Path:
     """A panel per variable, curves over steps with their spread or else the distribution over replicas, as a file."""
-    path = path if path.suffix else path.with_suffix(".png")
+    path = path if path.suffix or path.is_dir() else path.with_suffix(".png")
     if path.is_dir() or path.suffix[1:] not in FORMATS:
         raise InputError(f"the plot cannot be written to {path}; it must be a file ending in .{', .'.join(FORMATS)}.")
     names = _common(first, second)[:12]
