@@ -210,7 +210,11 @@ def plot_cot_panels(ds: xr.Dataset) -> "Figure":
     return _draw_panels(ds, "cot", names, "smaller α', τ or ρ needs more examples")
 
 
-@system.experiment("fig-7.4", "In-context learning needs more examples, in tau_o and rho_o", presets=PANELS)
+@system.experiment(
+    "fig-7.4",
+    "In-context learning needs more examples, in tau_o and rho_o",
+    presets=PANELS | {"quick": Panels(seeds=64)},
+)
 def icl_panels(s: Panels) -> xr.Dataset:
     return _panels(s)
 
