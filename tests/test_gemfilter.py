@@ -1,5 +1,6 @@
 """GemFilter on tiny randomly initialised models of every family: selection, equality, eviction, errors."""
 
+import importlib.util
 import weakref
 
 import pytest
@@ -11,7 +12,10 @@ transformers = pytest.importorskip("transformers")
 from krogh import llm  # noqa: E402
 from krogh.errors import InputError  # noqa: E402
 from krogh.llm.layers import pooled, row_scores, top  # noqa: E402
+from krogh.llm.methods import first_logits  # noqa: E402
+from krogh.llm.needle import first_tokens  # noqa: E402
 from krogh.llm.prefill import attend, own_attention, walk  # noqa: E402
+from krogh.llm.show import token_texts  # noqa: E402
 
 SIZES = dict(
     vocab_size=64,
@@ -199,6 +203,86 @@ def test_a_row_of_a_batch_is_answered_as_if_alone(any_model):
             assert torch.equal(both.kept[row], alone.kept[0] + start)
 
 
+def test_padding_may_stand_anywhere(any_model):
+    ids, mask = prompt(30, rows=3), torch.ones(3, 30, dtype=torch.long)
+    for row, gone in enumerate((slice(20, 30), slice(0, 5), slice(10, 13))):
+        ids[row, gone], mask[row, gone] = 0, 0
+    methods = [llm.FullAttention(any_model), llm.GemFilter(any_model, 1, 30), llm.GemFilter(any_model, 1, 12)]
+    for method in (*methods, llm.SnapKV(any_model, 12, window=4)):
+        both = method.generate(ids, mask, **GREEDY)
+        for row in range(3):
+            alone = method.generate(ids[row, mask[row] == 1][None], **GREEDY)
+            assert torch.equal(both.new_tokens[row], alone.new_tokens[0]), type(method)
+        assert torch.equal(both.sequences[:, :30], ids)
+
+
+EVICTING = {"SnapKV": {"window": 4}, "H2O": {"window": 4}, "OneRun": {"layer": 1}}
+
+
+def evicting(model, name: str, keep: int):
+    return getattr(llm, name)(model, keep=keep, **EVICTING[name])
+
+
+@pytest.mark.parametrize("name", EVICTING)
+def test_the_first_token_too_goes_through_the_processors(model, name):
+    ids, mask = prompt(37), torch.ones(1, 37, dtype=torch.long)
+    first = int(model.generate(ids, attention_mask=mask, **GREEDY)[0, 37])
+    everywhere = transformers.LogitsProcessorList([transformers.SuppressTokensLogitsProcessor([first])])
+    for changes in (
+        {"bad_words_ids": [[first]]},
+        {"suppress_tokens": [first]},
+        {"min_new_tokens": 3, "eos_token_id": first},
+        {"logits_processor": everywhere},
+    ):
+        expected = model.generate(ids, attention_mask=mask, **GREEDY, **changes)
+        assert expected[0, 37] != first
+        assert torch.equal(evicting(model, name, 37).generate(ids, **GREEDY, **changes).sequences, expected), changes
+        assert evicting(model, name, 12).generate(ids, **GREEDY, **changes).new_tokens[0, 0] == expected[0, 37]
+
+
+def test_only_the_next_output_of_the_head_is_replaced(model):
+    ids, wanted = prompt(5), torch.randn(1, 64)
+    with first_logits(model, wanted):
+        once, again = model(ids, logits_to_keep=1).logits, model(ids, logits_to_keep=1).logits
+    assert torch.equal(once[:, 0], wanted) and torch.equal(again, model(ids, logits_to_keep=1).logits)
+    assert not model.lm_head._forward_hooks
+
+
+@pytest.mark.parametrize("name", EVICTING)
+def test_several_answers_to_one_prompt_are_those_of_the_model(model, name):
+    ids, mask = prompt(37), torch.ones(1, 37, dtype=torch.long)
+    options = {"max_new_tokens": 4, "num_beams": 3, "num_return_sequences": 2, "do_sample": False}
+    expected = model.generate(ids, attention_mask=mask, **options)
+    assert torch.equal(evicting(model, name, 37).generate(ids, **options).sequences, expected)
+    sampled = evicting(model, name, 12).generate(ids, max_new_tokens=4, num_return_sequences=3, do_sample=True)
+    assert sampled.sequences.shape == (3, 41) and len(sampled.kept) == 1
+
+
+def test_lengths_count_the_prompt_wherever_they_are_given():
+    model, ids = tiny(), prompt(40, rows=2)
+    mask = torch.ones_like(ids)
+    mask[0, :10] = 0
+    config = transformers.GenerationConfig(max_length=46, do_sample=False, pad_token_id=0)
+    own = tiny()
+    own.generation_config.max_length = 46
+    for make in (lambda m: llm.GemFilter(m, 1, 12), lambda m: llm.SnapKV(m, 12, 4), lambda m: llm.Truncated(m, 12)):
+        expected = make(model).generate(ids, mask, **GREEDY).sequences
+        assert expected.shape == (2, 46)
+        assert torch.equal(make(model).generate(ids, mask, generation_config=config).sequences, expected)
+        assert torch.equal(make(own).generate(ids, mask, do_sample=False).sequences, expected)
+        longer = make(own).generate(ids, mask, max_new_tokens=8, do_sample=False).sequences
+        assert longer.shape == (2, 48)
+    assert config.max_length == 46 and own.generation_config.max_length == 46
+
+
+def test_short_answers_are_filled_up_with_the_padding_asked_for(model):
+    ids, method = prompt(40, rows=8), llm.SnapKV(model, 12, window=4)
+    first = method.generate(ids, **GREEDY).new_tokens[:, 0]
+    other = int((first != first[0]).nonzero()[0])
+    made = method.generate(ids[[0, other]], eos_token_id=int(first[0]), pad_token_id=63, **GREEDY).new_tokens
+    assert made[0, 0] == first[0] and made.shape[1] > 1 and (made[0, 1:] == 63).all()
+
+
 @pytest.mark.parametrize("name", ["FullAttention", "SnapKV", "H2O", "OneRun"])
 def test_keeping_everything_gives_the_logits_of_full_attention(any_model, name):
     ids = prompt(37)
@@ -304,12 +388,29 @@ def test_truncations_keep_the_ends(model):
     assert len(set(llm.Truncated(model, 6, "random").select(ids)[0].tolist())) == 6
 
 
+def test_random_tokens_differ_between_prompts_and_seeds_and_are_drawn_once(model):
+    ids = prompt(40, rows=2)
+    first, other = llm.Truncated(model, 6, "random").select(ids)
+    assert not torch.equal(first, other)
+    assert torch.equal(llm.Truncated(model, 6, "random").select(ids[1:])[0], other)
+    assert not torch.equal(llm.Truncated(model, 6, "random", seed=1).select(ids)[0], first)
+
+
 def test_the_sweep_finds_the_layer_that_looks_at_the_answer(model):
     ids = [prompt(40, seed=s) for s in range(3)]
     answers = [llm.GemFilter(model, layer=1, keep=5).select(i)[0].tolist() for i in ids]
     sweep = llm.find_layer(model, list(zip(ids, answers, strict=True)), keep=5)
     assert sweep.layer == 1 and (sweep.distance[:, 1] == 0).all() and (sweep.coverage[:, 1] == 1).all()
-    assert sweep.coverage.shape == (3, 3) and sweep.coverage[:, 0].mean() < 1
+    assert sweep.coverage.shape == (3, 3) and sweep.coverage[:, 0].mean() < 1 and sweep.found
+
+
+def test_where_no_layer_looks_at_the_answer_the_default_is_taken():
+    deep = tiny(num_hidden_layers=15)
+    ids = prompt(40)
+    kept = top(llm.layer_scores(deep, ids), 2)
+    (missed, *_) = set(range(40)) - set(kept.flatten().tolist())
+    sweep = llm.find_layer(deep, [(ids, [missed])], keep=2)
+    assert sweep.layer == 13 and not sweep.found
 
 
 # ------------------------------------------------------------------------------------------- what is refused
@@ -326,8 +427,13 @@ def test_bad_input_is_one_sentence(model, tmp_path):
         "the model's window is 256": lambda: llm.GemFilter(model, 1, 8).generate(prompt(300)),
         "no weights at": lambda: llm.load(tmp_path / "nothing"),
         "unknown pooling 'mena' (did you mean 'mean'?)": lambda: llm.GemFilter(model, 1, 8, pool="mena"),
-        "kvpress": lambda: llm.KVPress(model),
+        "kernel is 4; it must be odd": lambda: llm.GemFilter(model, 1, 8, kernel=4),
+        "kernel is 2; it must be odd": lambda: llm.layer_scores(model, prompt(10), kernel=2),
+        "recent tokens is 0; it must be a whole number between 1 and 7": lambda: llm.SnapKV(model, 8, window=0),
+        "the seed is -1": lambda: llm.Truncated(model, 8, "random", seed=-1),
     }
+    if importlib.util.find_spec("kvpress") is None:
+        cases["kvpress"] = lambda: llm.KVPress(model)
     if not torch.cuda.is_available():
         cases["PyTorch finds no GPU here"] = lambda: llm.load("smollm2", device="cuda")
     for text, call in cases.items():
@@ -339,9 +445,10 @@ def test_bad_input_is_one_sentence(model, tmp_path):
         llm.GemFilter(model, 1, 50).generate(prompt(10), **GREEDY)
 
 
-def test_eviction_beyond_a_sliding_window_is_refused():
-    model = tiny("mistral", sliding_window=9)
-    model.model.layers[0].self_attn.sliding_window = 9
+@pytest.mark.parametrize("family", ["mistral", "phi3", "qwen2"])
+def test_eviction_beyond_a_sliding_window_is_refused(family):
+    more = {"use_sliding_window": True, "max_window_layers": 1} if family == "qwen2" else {}
+    model = tiny(family, sliding_window=9, **more)
     with pytest.raises(InputError, match="looks back only 9"):
         llm.SnapKV(model, keep=12, window=4).generate(prompt(20), **GREEDY)
 
@@ -354,6 +461,8 @@ def test_attention_over_chunks_is_attention():
     for cut in (1, 5, 11):
         late = attend(module, query[:, :, cut:], key, value, None)[0]
         torch.testing.assert_close(late, whole[:, cut:])
+    # kvpress hands the dropout on by its place
+    torch.testing.assert_close(attend(module, query, key, value, None, 0.0, scaling=8**-0.5)[0], whole)
 
 
 # ------------------------------------------------------------------------------------------- needles and the page
@@ -386,6 +495,34 @@ def test_a_haystack_has_its_length_and_its_needle_where_it_says():
         llm.haystack(tokenizer, text, 20, 0.5, needle, "WHERE?")
     with pytest.raises(InputError, match="the text has"):
         llm.haystack(tokenizer, "SHORT. ", 400, 0.5, needle, "WHERE?")
+
+
+def test_of_a_text_as_much_is_encoded_as_is_needed():
+    class Lines(Letters):
+        """A token is a line, of any length."""
+
+        def encode(self, text, add_special_tokens=False):
+            return [1] * text.count("\n") if "\n" in text else super().encode(text)
+
+    line = "WORDS " * 40 + "\n"
+    assert len(first_tokens(Lines(), line * 50, 30)) == 30 and len(first_tokens(Lines(), line * 20, 30)) == 20
+
+
+class Bytes(Letters):
+    """A tokenizer of single bytes that drops the space a text begins with."""
+
+    def decode(self, ids, **_):
+        return bytes(ids).decode(errors="replace").removeprefix(" ")
+
+
+def test_characters_of_several_tokens_are_shown_whole():
+    text = "Ångström — 日本語 🙂!"
+    ids = list(text.encode())
+    assert "".join(token_texts(Bytes(), ids, [False] * len(ids))) == text
+    for i in range(len(ids)):
+        kept = [j == i for j in range(len(ids))]
+        texts = token_texts(Bytes(), ids, kept)
+        assert "".join(texts) == text and texts[i] == text[len(bytes(ids[:i]).decode(errors="ignore"))]
 
 
 def test_the_page_marks_exactly_the_kept_tokens(model, tmp_path):
@@ -422,7 +559,11 @@ def test_an_own_press_of_kvpress_is_used_at_the_ratio_that_keeps_k(model, monkey
     monkeypatch.setitem(sys.modules, "kvpress", package)
     ids = prompt(40)
     made = llm.KVPress(model, "KnormPress", keep=10).generate(ids, **GREEDY)
-    assert ratios == [0.75] and torch.equal(made.sequences, model.generate(ids, **GREEDY))
+    assert torch.equal(made.sequences, model.generate(ids, **GREEDY))
+    for k in range(1, 40):
+        llm.KVPress(model, "KnormPress", keep=k).generate(ids, max_new_tokens=1, do_sample=False)
+        kept = 40 * (1 - ratios[-1])
+        assert int(kept) == round(kept) == k
     with pytest.raises(InputError, match="did you mean 'KnormPress'"):
         llm.KVPress(model, "KnornPress")
 

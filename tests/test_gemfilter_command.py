@@ -1,6 +1,7 @@
 """`krogh gemfilter` and chat templates, on a tiny random model with a real tokenizer in a folder."""
 
 import json
+import shutil
 
 import pytest
 
@@ -11,6 +12,7 @@ tokenizers = pytest.importorskip("tokenizers")
 
 from krogh import llm  # noqa: E402
 from krogh.cli import invoke  # noqa: E402
+from krogh.errors import InputError  # noqa: E402
 from krogh.llm.needle import compose  # noqa: E402
 
 CHAT = (
@@ -97,8 +99,56 @@ def test_keeping_more_than_the_prompt_is_said_and_equals_full_attention(folder, 
     told = capsys.readouterr()
     assert "keep=1500 is more than the prompt's" in told.err
     assert invoke(["gemfilter", *options, "--html", str(tmp_path / "page.html"), "--keep", "1500", "--json"]) == 0
-    both = json.loads(capsys.readouterr().out)
+    told = capsys.readouterr()
+    both = json.loads(told.out)
     assert both["gemfilter"]["answer"] == both["full"]["answer"]
+    assert "keep=1500 is more than the prompt's" in told.err
+
+
+def test_a_layer_is_found_in_a_small_window_and_with_a_short_text(tmp_path, capsys):
+    small, text = tmp_path / "small", tmp_path / "text.txt"
+    save(small, lambda vocab_size: llama(vocab_size, window=512))
+    text.write_text("Words. ")
+    options = ["--model", str(small), "--context", str(text), "--question", "What?", "--html", str(tmp_path / "page")]
+    options += ["--tokens", "1", "--no-compare", "--json"]
+    assert invoke(["gemfilter", *options, "--keep", "40"]) == 0
+    assert json.loads(capsys.readouterr().out)["layer"] in (0, 1, 2)
+
+
+def test_where_no_layer_finds_the_needle_it_is_said(folder, text, tmp_path, capsys, monkeypatch):
+    from krogh.llm import layers
+
+    monkeypatch.setattr(layers, "top", lambda scores, keep: torch.zeros(len(scores), 1, dtype=torch.long))
+    options = ["--model", str(folder), "--context", str(text), "--question", "What?", "--html", str(tmp_path / "page")]
+    assert invoke(["gemfilter", *options, "--keep", "40", "--tokens", "1", "--no-compare", "--json"]) == 0
+    told = capsys.readouterr()
+    assert "no layer keeps anything of a needle planted in the text: layer 2 is used." in told.err
+    assert json.loads(told.out)["layer"] == 2
+
+
+def test_weights_that_are_not_all_there_are_refused(folder, tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    def copied(name):
+        shutil.copytree(folder, tmp_path / name)
+        return tmp_path / name, tmp_path / name / "model.safetensors"
+
+    part, weights = copied("part")
+    held = load_file(weights)
+    save_file({name: w for name, w in held.items() if "layers.2.mlp" not in name}, weights, {"format": "pt"})
+    wide, weights = copied("wide")
+    save_file(held | {"model.norm.weight": torch.ones(17)}, weights, {"format": "pt"})
+    cut, weights = copied("cut")
+    weights.write_bytes(weights.read_bytes()[:-100])
+    for place, said in (
+        (part, "lack 3 of the model's parameters: model.layers.2.mlp"),
+        (wide, "cannot load"),
+        (cut, "cannot load"),
+    ):
+        with pytest.raises(InputError) as error:
+            llm.load(place)
+        told = str(error.value)
+        assert said in told and told.endswith(".") and "\n" not in told, told
 
 
 def test_bad_input_is_one_sentence_and_exit_2_and_nothing_is_lost(folder, text, tmp_path, capsys):

@@ -2,12 +2,17 @@
 
 import numpy as np
 import pytest
+import xarray as xr
 
 from krogh import llm
 from krogh.cli import invoke
+from krogh.lab.system import systems
 from krogh.systems.gemfilter.cost import efficiency_fit
+from krogh.systems.gemfilter.exact import distinct
+from krogh.systems.gemfilter.needle import words_of
 from krogh.systems.gemfilter.planted import A, B, average_pool, coverage, planted_prompts, planted_scores
 from krogh.systems.gemfilter.retrieval import copies, texts
+from krogh.systems.gemfilter.tables import tables
 from krogh.theory.gemfilter import LLAMA, NEMO, PHI, needle_score
 
 
@@ -86,6 +91,40 @@ def test_one_efficiency_per_term_is_recovered():
     n = np.array([1e3, 3e3, 1e4, 3e4])
     seconds = 2e-9 * n + 5e-13 * n**2
     np.testing.assert_allclose(efficiency_fit(n, n**2, seconds), seconds, rtol=1e-6)
+
+
+def claim(id):
+    return next(found for _, found in systems()["gemfilter"].claims if found.id == id)
+
+
+def test_a_printed_number_that_is_missing_proves_nothing():
+    ds = tables("quick")
+    assert claim("08.19").judge(ds).outcome == "holds"
+    for name, where in (("score", (0, 0, 0)), ("printed", (0, 0)), ("layer_score", (0, 0)), ("chat_printed", (0,))):
+        gap = ds.copy(deep=True)
+        gap[name][where] = np.nan
+        assert claim("08.19").judge(gap).outcome == "undecided", name
+
+
+def test_errors_that_are_no_numbers_prove_nothing():
+    errors = {"logit_error": ("approach", [0.0]), "evicted_error": ("eviction", [0.0])}
+    ds = xr.Dataset(errors, coords={"approach": ["full"], "eviction": ["h2o"]})
+    assert claim("08.2").judge(ds).outcome == "holds"
+    for name in errors:
+        assert claim("08.2").judge(ds.assign({name: ds[name] + np.nan})).outcome == "undecided"
+
+
+def test_sets_are_one_where_they_agree_on_every_prompt():
+    one, other = np.array([[[0, 1], [0, 1]]]), np.array([[[0, 1], [2, 3]]])
+    assert distinct([one, one]) == 1 and distinct([one, other]) == 2 and distinct([other[0, 0]]) == 1
+
+
+def test_answers_are_compared_without_case_and_punctuation():
+    assert words_of('the Whale, and -- "sir"') == words_of("The whale and SIR.") == {"the", "whale", "and", "sir"}
+
+
+def test_what_is_near_its_bound_at_quick_is_judged_there_too():
+    assert set(claim("08.13").presets) == {"quick", "paper"} and claim("08.12").finding is None
 
 
 def test_names_that_do_not_exist_are_refused():

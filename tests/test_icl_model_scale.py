@@ -4,12 +4,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import xarray as xr
 
 import krogh as kr
 from krogh.errors import InputError
+from krogh.lab.system import systems
 from krogh.nn.attention import earlier
 from krogh.nn.linear_attention import InContextRegressor, LinearAttention, LowRank, RankLimited, ReluHeads
-from krogh.systems.icl_model_scale.minimality import pair_margins, task_weights
+from krogh.systems.icl_model_scale.minimality import least_margin, pair_margins, task_weights
 from krogh.tasks.parity_prompts import ParityPrompts, ordered_pairs
 from krogh.tasks.regression_prompts import RegressionPrompts
 from krogh.tasks.sentiment_prompts import SentimentPrompts, at_labels
@@ -320,3 +322,35 @@ def test_restarts_see_the_same_margins_and_weights():
     weights = task_weights(d, 2, 0.1, 0.01)
     assert weights.sum() == pytest.approx(1)
     assert weights[(i < 2) & (j < 2)].sum() == pytest.approx(0.99)
+
+
+# ------------------------------------------------------------------------------------------- claims
+
+
+def claim(id):
+    return next(found for _, found in systems()["icl-model-scale"].claims if found.id == id)
+
+
+@pytest.mark.parametrize("value, outcome", [(0.0, "holds"), (np.nan, "undecided")])
+def test_a_value_that_is_no_number_proves_nothing(value, outcome):
+    zero = np.zeros((2, 1))
+    found = {"loss": (("rank", "restart"), zero), "best_loss": ("rank", zero[:, 0])}
+    ds = xr.Dataset(found | {"distance": (("rank", "restart"), zero + [[0.0], [value]])})
+    assert claim("04.2").judge(ds).outcome == outcome
+    counts = {"family": ["magnitudes", "signs"], "d": [4, 8, 16, 64]}
+    margin = np.ones((2, 4)) + np.array([[value], [0.0]])
+    ds = xr.Dataset(
+        {"margin": (("family", "d"), margin), "count": (("family", "d"), [[4] * 4, [6, 7, 8, 10]])}, coords=counts
+    )
+    assert claim("04.17").judge(ds).outcome == outcome
+
+
+def test_the_least_margin_leaves_out_the_diagonal_alone():
+    heads = theory.four_heads(4, 0.1)
+    assert least_margin(heads, 0.1) == np.nanmin(heads.margins(0.1))
+    assert np.isnan(least_margin(heads._replace(V=heads.V + np.nan), 0.1))
+
+
+def test_what_is_undecided_at_quick_is_judged_there_too():
+    for id in ("04.19e", "04.20"):
+        assert set(claim(id).presets) == {"quick", "paper"}

@@ -7,11 +7,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import xarray as xr
 
 import krogh as kr
 from krogh.errors import InputError
 from krogh.lab.system import systems
 from krogh.nn import looped
+from krogh.systems.looped_transformer import convergence, extensions
 from krogh.systems.looped_transformer.convergence import slope
 from krogh.tasks.vector_generation import VectorGeneration, gram, missed, squared_miss
 from krogh.theory import looped as theory
@@ -217,6 +219,39 @@ def test_slopes_are_least_squares():
     t = np.arange(50)
     values = np.random.default_rng(0).normal(size=(2, 50))
     np.testing.assert_allclose(slope(values, t, 5, 30), np.polyfit(t[5:31], values[:, 5:31].T, 1)[0])
+
+
+def judged(claim: str, **values):
+    """A claim's verdict on made-up data, (dimensions, values) by name."""
+    found = next(c for _, c in systems()["looped-transformer"].claims if c.id == claim)
+    return found.judge(xr.Dataset(values)).outcome
+
+
+@pytest.mark.parametrize("value, outcome", [(0.0, "holds"), (np.nan, "undecided")])
+def test_a_value_that_is_no_number_proves_nothing(value, outcome):
+    off, one = ("seed", [0.0, value]), ("seed", [1.0, 1.0])
+    assert judged("07.1", attention=off) == outcome
+    assert judged("07.2", gap=(("loop", "seed"), [[0.0, value]]), loop=("loop", [1])) == outcome
+    assert judged("07.3", frozen=off) == outcome
+    curvatures = {"L": one, "mu": one, "mu_found": one, "least": one, "most": one}
+    assert judged("07.L", L_found=("seed", [1.0, 1 + value]), **curvatures) == outcome
+    assert judged("07.oracle", log_error=off, exact=("seed", [0.0, 0.0])) == outcome
+    assert judged("07.oracle", log_error=("seed", [0.0, -72.0]), exact=("seed", [0.0, -90.0 + value])) == outcome
+    kept = (("n", "seed", "trial"), [[[True], [True]]])
+    assert judged("07.6-sharper", n=("n", [16]), sharper_kept=kept, off=off) == outcome
+    step = (("rule", "n", "seed"), [[[0.5, 0.5]]])
+    below = (("n", "seed"), [[-1.0, -1.0]])
+    safe = {"rule": ("rule", ["1/trace"]), "step": step, "lemma": below, "d_kappa": below}
+    assert judged("07.E1", off=(("n", "seed"), [[0.0, value]]), **safe) == outcome
+
+
+def test_a_closed_form_that_is_no_number_is_not_left_out(monkeypatch):
+    nowhere = lambda gram, start, eta, t: np.full((*np.shape(eta), len(t)), np.nan)  # noqa: E731
+    for module in (convergence, extensions):
+        monkeypatch.setattr(module, "log_decay", nowhere)
+    small = convergence.prediction(convergence.Loops(ns=(4,), d=2, loops=3, trials=1, seeds=2))
+    assert small.off.isnull().all()
+    assert extensions.spectrum_free(extensions.Steps(ns=(4,), d=2, loops=3, seeds=2)).off.isnull().all()
 
 
 def test_every_numbered_claim_is_there():

@@ -11,16 +11,25 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from krogh.errors import InputError, check_choice
+from krogh.errors import InputError, check_choice, check_integer
 from krogh.llm.models import check_model, check_prompt
 from krogh.llm.prefill import own_attention, walk
 
 POOLS = ("mean", "max", "none")
+DEFAULT_LAYER = 13  # that of LLaMA 3.1 8B (000 §9.4)
+
+
+def check_kernel(kernel: int) -> int:
+    """The number of neighbours pooled, if it is odd."""
+    if check_integer("the pooling kernel", kernel, least=1) % 2 == 0:
+        raise InputError(f"the pooling kernel is {kernel}; it must be odd, as many on either side of a token.")
+    return kernel
 
 
 def pooled(scores: Tensor, pool: str = "mean", kernel: int = 5) -> Tensor:
-    """Scores (…, n) averaged (the listing) or maximised (the text) over `kernel` neighbours, zeros outside (000 §G)."""
+    """Scores (…, n) averaged (the listing; zeros outside) or maximised (the text) over `kernel` neighbours (000 §G)."""
     check_choice("pooling", pool, POOLS)
+    check_kernel(kernel)
     if pool == "none":
         return scores
     rows = scores.reshape(1, -1, scores.shape[-1])
@@ -76,6 +85,11 @@ class LayerSweep:
     coverage: np.ndarray
     layer: int
 
+    @property
+    def found(self) -> bool:
+        """Whether any layer keeps anything of an answer."""
+        return bool(self.coverage.any())
+
 
 def find_layer(
     model: Any,
@@ -86,7 +100,8 @@ def find_layer(
 ) -> LayerSweep:
     """The first layer whose kept tokens cover the answers as well as any layer's, to a tolerance (000 §9.4.3).
 
-    A prompt is its tokens and the positions of what answers it; one pass over it judges all layers.
+    A prompt is its tokens and the positions of what answers it; one pass over it judges all layers. Where none keeps
+    anything of an answer (`found` is false) it is 13, or the last of fewer.
     """
     if not prompts:
         raise InputError("a sweep over layers needs at least one prompt with the positions of its answer.")
@@ -97,5 +112,8 @@ def find_layer(
         distance.append(gap.amin(1).cpu().numpy())
         coverage.append((gap == 0).float().mean(1).cpu().numpy())
     mean = np.mean(coverage, axis=0)
-    best = int(np.flatnonzero(mean >= mean.max() - tolerance)[0])
+    if mean.max() == 0:
+        best = min(DEFAULT_LAYER, len(mean) - 1)
+    else:
+        best = int(np.flatnonzero(mean >= mean.max() - tolerance)[0])
     return LayerSweep(np.array(distance), np.array(coverage), best)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import inspect
 import warnings
@@ -10,13 +11,13 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
-from transformers import LogitsProcessor, LogitsProcessorList
 from transformers.cache_utils import Cache
 
 from krogh.errors import InputError, check_choice, check_integer, nearest
-from krogh.llm.layers import POOLS, pooled, row_scores, top
+from krogh.llm.layers import DEFAULT_LAYER, POOLS, check_kernel, pooled, row_scores, top
 from krogh.llm.models import check_layer, check_model, check_prompt
 from krogh.llm.prefill import Held, own_attention, walk
 
@@ -40,8 +41,6 @@ class Generated:
 class Method:
     """A way to answer a prompt; this one uses all of it."""
 
-    sets_of_indices = 1
-
     def __init__(self, model: Any, keep: int | None = None, chunk: int = 1024):
         self.model = check_model(model)
         self.keep = None if keep is None else check_integer("the number of tokens to keep", keep, least=1)
@@ -62,24 +61,58 @@ class Method:
             rows.append((ids[places].to(self.model.device), places))
         return rows
 
-    def pad_id(self) -> int:
+    def setting(self, options: dict[str, Any], name: str) -> Any:
+        """What generation goes by: the argument, else that of the given `generation_config`, else the model's own."""
+        configs = (options.get("generation_config"), self.model.generation_config)
+        values = (options.get(name), *(getattr(config, name, None) for config in configs))
+        return next((value for value in values if value is not None), None)
+
+    def pad_id(self, options: dict[str, Any]) -> int:
         for name in ("pad_token_id", "eos_token_id"):
-            value = getattr(self.model.generation_config, name, None)
+            value = self.setting(options, name)
             if value is not None:
-                return value[0] if isinstance(value, (list, tuple)) else int(value)
+                return int(value[0] if isinstance(value, (list, tuple)) else value)
         return 0
 
     def shorter(self, options: dict[str, Any], removed: int) -> dict[str, Any]:
         """The options for a prompt with tokens removed: `max_length` and `min_length` count the prompt."""
-        lengths = {k: options[k] - removed for k in ("max_length", "min_length") if options.get(k) is not None}
-        return options | lengths
+        lengths = {}
+        for name, instead in (("max_length", "max_new_tokens"), ("min_length", "min_new_tokens")):
+            length = self.setting(options, name)
+            if removed and length is not None and self.setting(options, instead) is None:
+                lengths[name] = max(0, length - removed)
+        config = options.get("generation_config")
+        if config is None or not lengths:
+            return options | lengths
+        config = copy.deepcopy(config)
+        config.update(**lengths)
+        return {name: value for name, value in options.items() if name not in lengths} | {"generation_config": config}
 
     @torch.no_grad()
     def generate(self, input_ids: Tensor, attention_mask: Tensor | None = None, **options: Any) -> Generated:
         rows = self.prompts(input_ids, attention_mask)
-        mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
-        sequences = _sequences(self.model.generate(input_ids, attention_mask=mask, **options))
-        return Generated(sequences, [places for _, places in rows], input_ids.shape[1])
+        return self.answer(input_ids, [places for _, places in rows], options)
+
+    def answer(self, input_ids: Tensor, kept: list[Tensor], options: dict[str, Any]) -> Generated:
+        """The model's own generation from these tokens of every row, which are moved to the right end."""
+        width = max(map(len, kept))
+        ids = input_ids.new_full((len(kept), width), self.pad_id(options))
+        mask = torch.zeros_like(ids)
+        for row, places in enumerate(kept):
+            ids[row, width - len(places) :] = input_ids[row, places]
+            mask[row, width - len(places) :] = 1
+        options = self.shorter(options, input_ids.shape[1] - width)
+        new = _sequences(self.model.generate(ids, attention_mask=mask, **options))[:, width:]
+        return self.generated(input_ids, new, kept)
+
+    def generated(self, input_ids: Tensor, new: Tensor, kept: list[Tensor]) -> Generated:
+        """Every prompt as it was given, as often as it was answered, and what follows it."""
+        prompt = input_ids.repeat_interleave(len(new) // len(input_ids), 0)
+        return Generated(torch.cat([prompt, new.to(prompt)], 1), kept, input_ids.shape[1])
+
+    def together(self, rows: list[Tensor], options: dict[str, Any]) -> Tensor:
+        """New tokens of each row alone, filled up as generation fills up a batch."""
+        return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=self.pad_id(options))
 
 
 class Rerun(Method):
@@ -100,20 +133,7 @@ class Rerun(Method):
 
     @torch.no_grad()
     def generate(self, input_ids: Tensor, attention_mask: Tensor | None = None, **options: Any) -> Generated:
-        mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
-        kept = self.select(input_ids, mask)
-        ids = input_ids
-        if any(len(k) < int(m.sum()) for k, m in zip(kept, mask, strict=True)):
-            width = max(map(len, kept))
-            ids = input_ids.new_full((len(kept), width), self.pad_id())
-            mask = torch.zeros_like(ids)
-            for row, places in enumerate(kept):
-                ids[row, width - len(places) :] = input_ids[row, places]
-                mask[row, width - len(places) :] = 1
-        options = self.shorter(options, input_ids.shape[1] - ids.shape[1])
-        new = _sequences(self.model.generate(ids, attention_mask=mask, **options))[:, ids.shape[1] :]
-        prompt = input_ids.repeat_interleave(len(new) // len(input_ids), 0)
-        return Generated(torch.cat([prompt, new], 1), kept, input_ids.shape[1])
+        return self.answer(input_ids, self.select(input_ids, attention_mask), options)
 
 
 class GemFilter(Rerun):
@@ -128,7 +148,7 @@ class GemFilter(Rerun):
     def __init__(
         self,
         model: Any,
-        layer: int = 13,
+        layer: int = DEFAULT_LAYER,
         keep: int = 1024,
         pool: str = "mean",
         kernel: int = 5,
@@ -140,7 +160,7 @@ class GemFilter(Rerun):
         super().__init__(model, keep, chunk)
         self.layer = check_layer(model, layer)
         self.pool = check_choice("pooling", pool, POOLS)
-        self.kernel = check_integer("the pooling kernel", kernel, least=1)
+        self.kernel = check_kernel(kernel)
         self.row = check_choice("row", row, ("last", "middle", "largest"))
         self.keep_last = check_integer("the number of last tokens to keep", keep_last, least=0)
         self.offload = offload
@@ -202,33 +222,35 @@ class GemFilter(Rerun):
 
 
 class Truncated(Rerun):
-    """What any choice must beat: the last k tokens, the first and last k/2, or k at random."""
+    """What any choice must beat: the last k tokens, the first and last k/2, or k at random, by seed and prompt."""
 
     def __init__(self, model: Any, keep: int = 1024, which: str = "last", seed: int = 0):
         super().__init__(model, keep)
         self.which = check_choice("choice of tokens", which, ("last", "ends", "random"))
-        self.seed = seed
+        self.seed = check_integer("the seed", seed, least=0)
 
     def choose(self, ids: Tensor) -> Tensor:
         n, k = len(ids), self.keep or len(ids)
         if self.which == "random":
-            generator = torch.Generator().manual_seed(self.seed)
-            return torch.randperm(n, generator=generator)[:k].sort().values
+            rng = np.random.default_rng([self.seed, *ids.tolist()])
+            return torch.from_numpy(np.sort(rng.permutation(n)[:k]))
         first = k // 2 if self.which == "ends" else 0
         return torch.cat([torch.arange(first), torch.arange(n - k + first, n)])
 
 
-class FirstLogits(LogitsProcessor):
-    """The first new token is chosen from the prompt's own logits, which saw every key."""
+@contextmanager
+def first_logits(model: Any, logits: Tensor) -> Iterator[None]:
+    """Inside, the head's next output is the prompt's own logits (1, vocabulary), which saw every key."""
 
-    def __init__(self, logits: Tensor):
-        self.logits: Tensor | None = logits
+    def give(_: Any, __: Any, output: Tensor) -> Tensor:
+        hook.remove()
+        return logits.to(output)[:, None].expand_as(output)
 
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:  # type: ignore[override]
-        if self.logits is None:
-            return scores
-        first, self.logits = self.logits.to(scores), None
-        return first.expand_as(scores)
+    hook = model.lm_head.register_forward_hook(give)
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 class FullAttention(Method):
@@ -266,16 +288,20 @@ class FullAttention(Method):
 class Evicting(FullAttention):
     """Computes the whole prompt, then keeps k keys and values of it; later tokens keep their positions n, n + 1, …"""
 
+    least_window = 0
+
     def __init__(self, model: Any, keep: int = 1024, window: int = 32, chunk: int = 1024):
         super().__init__(model, keep, chunk)
-        self.window = check_integer("the window of recent tokens", window, least=0, most=keep - 1)
+        self.window = check_integer("the window of recent tokens", window, self.least_window, keep - 1)
 
     @torch.no_grad()
     def generate(self, input_ids: Tensor, attention_mask: Tensor | None = None, **options: Any) -> Generated:
         kept, news = [], []
+        copies = max(self.setting(options, name) or 1 for name in ("num_beams", "num_return_sequences"))
+        window = getattr(self.model.config, "sliding_window", None)
         for ids, places in self.prompts(input_ids, attention_mask):
             for layer in self.model.model.layers:
-                sliding = getattr(layer.self_attn, "sliding_window", None)
+                sliding = getattr(layer.self_attn, "sliding_window", window)
                 if sliding is not None and len(ids) > sliding:
                     raise InputError(
                         f"the prompt has {len(ids)} tokens and the model looks back only {sliding}; "
@@ -284,20 +310,21 @@ class Evicting(FullAttention):
             cache, logits, chosen = self.prefill(ids, spare=1)
             for held in cache.layers:
                 held.replay()  # type: ignore[attr-defined]
-            first = LogitsProcessorList([FirstLogits(logits), *options.get("logits_processor", ())])
-            own = self.shorter(options, input_ids.shape[1] - len(ids)) | {"logits_processor": first}
-            with own_attention(self.model):
+            if copies > 1:
+                cache.batch_repeat_interleave(copies)
+            own = self.shorter(options, input_ids.shape[1] - len(ids))
+            with own_attention(self.model), first_logits(self.model, logits):
                 ones = torch.ones_like(ids)[None]
                 made = self.model.generate(ids[None], attention_mask=ones, past_key_values=cache, **own)
             news += list(_sequences(made)[:, len(ids) :])
             kept.append(places if chosen is None else places.to(chosen.device)[chosen])
-        new = torch.nn.utils.rnn.pad_sequence(news, batch_first=True, padding_value=self.pad_id())
-        prompt = input_ids.repeat_interleave(len(new) // len(input_ids), 0)
-        return Generated(torch.cat([prompt, new.to(prompt)], 1), kept, input_ids.shape[1])
+        return self.generated(input_ids, self.together(news, options), kept)
 
 
 class SnapKV(Evicting):
     """Per query head the keys that the last 32 queries attend to most, pooled over 5, and those 32 (000 §9.4)."""
+
+    least_window = 1
 
     def observe(self, layer: int, query: Tensor, key: Tensor, scaling: float) -> None:
         new = query.shape[-2] == key.shape[-2]
@@ -343,7 +370,7 @@ class H2O(Evicting):
 class OneRun(Evicting):
     """GemFilter's tokens, but kept in the caches of one whole run, with their old positions (000 §G.4.5)."""
 
-    def __init__(self, model: Any, layer: int = 13, keep: int = 1024, chunk: int = 1024):
+    def __init__(self, model: Any, layer: int = DEFAULT_LAYER, keep: int = 1024, chunk: int = 1024):
         super().__init__(model, keep, 0, chunk)
         self.layer = check_layer(model, layer)
 
@@ -405,15 +432,14 @@ class KVPress(Method):
     def generate(self, input_ids: Tensor, attention_mask: Tensor | None = None, **options: Any) -> Generated:
         kept, news = [], []
         for ids, places in self.prompts(input_ids, attention_mask):
-            ratio = max(0.0, 1 - (self.keep or len(ids)) / len(ids))
+            # presses round n(1 − ratio) down, or to the nearest whole number
+            ratio = max(0.0, 1 - ((self.keep or len(ids)) + 0.25) / len(ids))
             with self.pressed(ratio):
                 own = self.shorter(options, input_ids.shape[1] - len(ids))
                 made = self.model.generate(ids[None], attention_mask=torch.ones_like(ids)[None], **own)
             news += list(_sequences(made)[:, len(ids) :])
             kept.append(places)
-        new = torch.nn.utils.rnn.pad_sequence(news, batch_first=True, padding_value=self.pad_id())
-        prompt = input_ids.repeat_interleave(len(new) // len(input_ids), 0)
-        return Generated(torch.cat([prompt, new.to(prompt)], 1), kept, input_ids.shape[1])
+        return self.generated(input_ids, self.together(news, options), kept)
 
 
 def _with_recent(best: Tensor, n: int, window: int) -> Tensor:

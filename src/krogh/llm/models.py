@@ -49,6 +49,7 @@ def check_device(name: str) -> torch.device:
 
 def load(path: Path | str, device: str = "cpu", dtype: str = "auto") -> tuple[Any, Any]:
     """(model, tokenizer) from a Hugging Face folder, a .gguf file, or `smollm2` (fetched on first use)."""
+    from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     where = check_device(device)
@@ -68,9 +69,14 @@ def load(path: Path | str, device: str = "cpu", dtype: str = "auto") -> tuple[An
         options["gguf_file"] = files[0].name
     try:
         tokenizer = AutoTokenizer.from_pretrained(place, **options)
-        model: Any = AutoModelForCausalLM.from_pretrained(place, dtype=dtype, **options)
-    except (OSError, ValueError, ImportError, KeyError) as error:
-        raise InputError(f"cannot load {place}: {' '.join(str(error).split())[:200]}.") from error
+        loaded: Any = AutoModelForCausalLM.from_pretrained(place, dtype=dtype, output_loading_info=True, **options)
+    except (OSError, ValueError, ImportError, KeyError, RuntimeError, SafetensorError) as error:
+        raise InputError(f"cannot load {place}: {' '.join(str(error).split())[:200].rstrip('.')}.") from error
+    model, info = loaded
+    missing = sorted(info["missing_keys"])
+    if missing:
+        some = ", ".join(missing[:3]) + (", …" if len(missing) > 3 else "")
+        raise InputError(f"the weights at {place} lack {len(missing)} of the model's parameters: {some}.")
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     return check_model(model.to(where).eval()), tokenizer

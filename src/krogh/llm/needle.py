@@ -41,6 +41,16 @@ def compose(tokenizer: Any, context: list[int], question: str, chat: bool = True
     return Prompt(ids, range(len(before), len(before) + len(context)), range(0))
 
 
+def first_tokens(tokenizer: Any, text: str, count: int) -> list[int]:
+    """The first `count` tokens of a text, or all where it has fewer; of a long text no more is encoded than needed."""
+    end = 8 * count + 64
+    while True:
+        ids = tokenizer.encode(text[:end], add_special_tokens=False)
+        if len(ids) >= count or end >= len(text):
+            return ids[:count]
+        end *= 2
+
+
 def haystack(
     tokenizer: Any,
     text: str,
@@ -57,7 +67,7 @@ def haystack(
     room = length - around - len(hidden)
     if room < 0:
         raise InputError(f"a prompt of {length} tokens is too short for the needle; it takes {around + len(hidden)}.")
-    filler = tokenizer.encode(text[: 8 * room + 64], add_special_tokens=False)[:room]
+    filler = first_tokens(tokenizer, text, room)
     if len(filler) < room:
         raise InputError(f"the text has {len(filler)} tokens, but a haystack of {length} needs {room}.")
     stops = [i + 1 for i, token in enumerate(filler) if "." in tokenizer.decode([token])]

@@ -30,6 +30,7 @@ def attend(
     key: Tensor,
     value: Tensor,
     attention_mask: Tensor | None,
+    dropout: float = 0.0,
     scaling: float | None = None,
     sliding_window: int | None = None,
     observe: Observe | None = None,

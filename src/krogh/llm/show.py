@@ -12,11 +12,11 @@ import torch
 
 from krogh.errors import InputError
 from krogh.files import whole
-from krogh.llm.layers import find_layer
+from krogh.llm.layers import LayerSweep, find_layer
 from krogh.llm.measure import Usage, measured
 from krogh.llm.methods import FullAttention, GemFilter
 from krogh.llm.models import check_layer, check_prompt
-from krogh.llm.needle import compose, haystack
+from krogh.llm.needle import compose, first_tokens, haystack
 
 PAGE = """<!doctype html><meta charset="utf-8"><title>{title}</title>
 <style>body{{font:15px/1.5 sans-serif;max-width:60em;margin:2em auto;color:#888}}h1,h2,p,td,th{{color:#000}}
@@ -29,7 +29,7 @@ mark{{background:#ffe08a;color:#000}}td,th{{padding:0 1em 0 0;text-align:left}}p
 
 @dataclass(frozen=True)
 class Answer:
-    """`pieces`: every token of the prompt as text and whether it was kept."""
+    """`pieces`: every token of the prompt as text and whether it was kept; `notes`: what the reader should be told."""
 
     question: str
     text: str
@@ -38,6 +38,7 @@ class Answer:
     layer: int
     usage: Usage
     full_usage: Usage | None
+    notes: tuple[str, ...] = ()
 
     @property
     def kept(self) -> int:
@@ -92,11 +93,32 @@ class Answer:
         return text
 
 
-def own_layer(model: Any, tokenizer: Any, text: str, keep: int, length: int = 1024) -> int:
-    """A filter layer for this model: the first that finds a needle planted at three depths in the user's own text."""
-    filler = text if len(tokenizer.encode(text[: 10 * length])) >= length else text * (1 + 8 * length // len(text))
-    prompts = [haystack(tokenizer, filler, length, depth) for depth in (0.2, 0.5, 0.8)]
-    return find_layer(model, [(p.input_ids, p.answer) for p in prompts], min(keep, length // 8)).layer
+def own_layer(model: Any, tokenizer: Any, text: str, keep: int, length: int = 1024) -> LayerSweep:
+    """The layers of this model on a needle planted at three depths in the user's own text, repeated where too short."""
+    length = min(length, model.config.max_position_embeddings)
+    if not first_tokens(tokenizer, text, 1):
+        raise InputError("the context has no tokens: this tokenizer knows none of its characters.")
+    while len(first_tokens(tokenizer, text, length)) < length:
+        text += text
+    prompts = [haystack(tokenizer, text, length, depth) for depth in (0.2, 0.5, 0.8)]
+    return find_layer(model, [(p.input_ids, p.answer) for p in prompts], min(keep, length // 8))
+
+
+def token_texts(tokenizer: Any, ids: list[int], kept: list[bool]) -> list[str]:
+    """The text of every token; a character of several stands at the first of them that was kept, or at the last.
+
+    A token is decoded after the ones before it, without which a tokenizer may drop the space between them.
+    """
+    texts = [""] * len(ids)
+    before, start = 0, 0
+    for end in range(1, len(ids) + 1):
+        known, text = (tokenizer.decode(ids[before:stop], clean_up_tokenization_spaces=False) for stop in (start, end))
+        if text.endswith("\ufffd") and end < len(ids):
+            continue
+        at = next((i for i in range(start, end) if kept[i]), end - 1)
+        texts[at] = text[len(known) :]
+        before, start = start, end
+    return texts
 
 
 def ask(
@@ -125,10 +147,17 @@ def ask(
             made = method.generate(ids, **options)
         return made, tokenizer.decode(made.new_tokens[0], skip_special_tokens=True).strip(), used
 
-    chosen = own_layer(model, tokenizer, context, keep) if layer is None else layer
-    made, text, used = run(GemFilter(model, chosen, keep))
+    notes = []
+    if layer is None:
+        sweep = own_layer(model, tokenizer, context, keep)
+        layer = sweep.layer
+        if not sweep.found:
+            notes.append(f"no layer keeps anything of a needle planted in the text: layer {layer} is used.")
+    if keep > ids.shape[1]:
+        notes.append(f"keep={keep} is more than the prompt's {ids.shape[1]} tokens: all of it is used.")
+    made, text, used = run(GemFilter(model, layer, keep))
     _, full_text, full_used = run(FullAttention(model)) if compare else (None, None, None)
     kept = torch.zeros(ids.shape[1], dtype=torch.bool)
     kept[made.kept[0].cpu()] = True
-    pieces = [tokenizer.decode([token]) for token in ids[0].tolist()]
-    return Answer(question, text, full_text, list(zip(pieces, kept.tolist(), strict=True)), chosen, used, full_used)
+    pieces = list(zip(token_texts(tokenizer, ids[0].tolist(), kept.tolist()), kept.tolist(), strict=True))
+    return Answer(question, text, full_text, pieces, layer, used, full_used, tuple(notes))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -301,6 +302,11 @@ def long_tasks(tokenizer: Any, length: int, examples: int) -> list[tuple[str, An
     return made
 
 
+def words_of(text: str) -> set[str]:
+    """The words of an answer, right or given, without case and punctuation."""
+    return set(re.findall(r"\w+", text.lower()))
+
+
 @system.experiment(
     "longbench",
     "Tasks like LongBench's, made from novels: few-shot, retrieval, counting, quotation",
@@ -326,11 +332,10 @@ def longbench(s: Tasks) -> xr.Dataset:
         return tokenizer.decode(made.new_tokens[0], skip_special_tokens=True)
 
     for i, (task, prompt, right, tokens) in enumerate(tasks):
-        wanted, example = set(right.lower().split()), i // len(names)
+        wanted, example = words_of(right), i // len(names)
         for m, name in enumerate(s.methods):
             said = cells((task, example, name), partial(answer, name, prompt, tokens))
-            found = wanted & set(said.lower().replace(".", " ").split())
-            score[m, names.index(task), example] = len(found) / len(wanted)
+            score[m, names.index(task), example] = len(wanted & words_of(said)) / len(wanted)
     return xr.Dataset(
         {"score": (("approach", "task", "example"), score)},
         coords={"approach": list(s.methods), "task": names},

@@ -598,19 +598,22 @@ def filter_layers(ds: xr.Dataset):
     source="Tables 9.1, 9.2, G.1",
 )
 def arithmetic(ds: xr.Dataset):
-    present = ds.printed.notnull()
+    # not every method was run on every model
+    present = ds.printed.notnull() | ds.score.notnull().any("task")
+    off = abs(ds.score.mean("task", skipna=False) - ds.printed).where(present, 0.0)
+    layers_off = abs(ds.layer_score.mean("task", skipna=False) - ds.layer_printed)
+    chat_off = abs(ds.chat_score.mean("question_task", skipna=False) - ds.chat_printed)
     gaps = [
-        abs(ds.printed.sel(approach=f"GemFilter-{k}") - ds.printed.sel(approach=f"SnapKV-{k}")).max()
-        for k in (1024, 2048, 4096)
+        ds.printed.sel(approach=f"GemFilter-{k}") - ds.printed.sel(approach=f"SnapKV-{k}") for k in (1024, 2048, 4096)
     ]
     lead = ds.printed.sel(approach="GemFilter-1024") - ds.printed.sel(approach="LLMLingua-1024")
     return all_of(
-        averages=at_most(float(abs(ds.score.mean("task") - ds.printed).where(present).max()), 0.06),
-        by_layer=at_most(float(abs(ds.layer_score.mean("task") - ds.layer_printed).max()), 0.06),
-        chat=at_most(float(abs(ds.chat_score.mean("question_task") - ds.chat_printed).max()), 0.06),
+        averages=at_most(float(off.max(skipna=False)), 0.06),
+        by_layer=at_most(float(layers_off.max(skipna=False)), 0.06),
+        chat=at_most(float(chat_off.max(skipna=False)), 0.06),
         h2o=every(ds.printed.sel(approach="GemFilter-4096") > ds.printed.sel(approach="H2O-4096")),
-        snapkv=at_most(float(max(gaps)), 2.6),
-        llmlingua=at_least(float(lead.min()), 15),
+        snapkv=at_most(float(np.abs(gaps).max()), 2.6),
+        llmlingua=at_least(float(lead.min(skipna=False)), 15),
     )
 
 

@@ -115,7 +115,7 @@ def attends_beyond(ds: xr.Dataset):
     share = ds.irrelevant_share
     return all_of(
         rank_2=at_most(float(share.sel(rank=2)), 0.0),
-        grows=at_least(float(share.diff("rank").min()), 1e-6),
+        grows=at_least(float(share.diff("rank").min(skipna=False)), 1e-6),
     )
 
 

@@ -182,7 +182,7 @@ def worked_example(ds: xr.Dataset):
         kept=equals(ds.kept, [1, 4, 5, 8]),
         classifies=equals(ds.margins.isel(task=slice(0, 2)), 1.0, 1e-12),
         fails=equals(ds.margins.isel(task=2), 0.0, 1e-12),
-        literal=at_least(float(ds.literal_margins.isel(task=slice(0, 2)).min()), 1.0),
+        literal=at_least(float(ds.literal_margins.isel(task=slice(0, 2)).min(skipna=False)), 1.0),
     )
 
 

@@ -209,7 +209,7 @@ def truncation(ds: xr.Dataset):
     best = ds.loss.argmin("restart")
     return all_of(
         loss=equals(ds.loss.isel(restart=best), ds.best_loss, 1e-8),
-        weights=at_most(float(ds.distance.isel(restart=best).max()), 1e-4),
+        weights=at_most(float(ds.distance.isel(restart=best).max(skipna=False)), 1e-4),
     )
 
 

@@ -64,7 +64,7 @@ def spectrum_free(s: Steps) -> xr.Dataset:
         exact = np.array([log_decay(gram, -theta, eta, 2 * loops) for eta in steps.values()])
         values = {
             "exact": (("rule", "seed", "loop"), exact.astype(np.float32)),
-            "off": ("seed", np.abs(np.log(error) - exact[1]).max(axis=1, where=exact[1] > -50, initial=0.0)),
+            "off": ("seed", np.abs(np.log(error) - exact[1]).max(axis=1, where=~(exact[1] <= -50), initial=0.0)),
             "step": (("rule", "seed"), np.array(list(steps.values())) * smooth),
             "lemma": ("seed", (exact[1] - log_contraction(steps["1/trace"], convex, loops[:, None]).T).max(axis=1)),
             "d_kappa": ("seed", (exact[1] + loops * (convex / smooth / s.d)[:, None]).max(axis=1)),
@@ -84,7 +84,7 @@ def safe_without_spectrum(ds: xr.Dataset):
         shorter=every((ds.step.sel(rule="1/trace") <= 1).all("n"), over="seed"),
         lemma=every((ds.lemma <= 1e-9).all("n"), over="seed"),
         d_kappa=every((ds.d_kappa <= 1e-9).all("n"), over="seed"),
-        loop_follows=at_most(float(ds.off.max()), 1e-3),
+        loop_follows=at_most(float(ds.off.max(skipna=False)), 1e-3),
     )
 
 
