@@ -7,16 +7,21 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pytest
+import xarray as xr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from krogh.errors import InputError
 from krogh.nn.fixed_features import Tangent, ridge_head, sum_over_chunks
 from krogh.nn.truncated import PairedTruncated, smoothed_gate, smoothed_relu, truncated_relu
-from krogh.systems.pattern_dictionary.recipe import Setting, aggressive
+from krogh.systems.pattern_dictionary.bounds import largest_overlap
+from krogh.systems.pattern_dictionary.general import General
+from krogh.systems.pattern_dictionary.recipe import LEARNERS, Setting, aggressive, bias_updates
+from krogh.systems.pattern_dictionary.tables import robust_in_dimension, weighting_is_needed
 from krogh.tasks.clusters import ClusterParity
 from krogh.tasks.dictionary import IntervalDictionary, LookupDictionary, ParityDictionary, max_coherence
 from krogh.theory import dictionary as theory
+from krogh.theory.boolean import character, cube
 from krogh.train.losses import hinge
 from krogh.train.program import DATA, INIT, stream
 from krogh.train.sweep import train
@@ -264,3 +269,53 @@ def test_training_stages_equal_the_closed_form_steps(reading):
         for name in ("weights", "bias", "output"):
             for trained, exact in ((run.network(seed=seed, step=1), one), (run.network(seed=seed), two)):
                 np.testing.assert_allclose(getattr(trained, name), getattr(exact, name), rtol=2e-3, atol=2e-6)
+
+
+def dimensions(reduced, network_at_2000=1.0):
+    """A table by dimension in which everything is as claimed but, if so asked, the network at d = 2000."""
+    learners = [*LEARNERS, "two steps"]
+    test = np.tile(np.reshape([1.0, 0.8, 0.75, 1.0], (1, 1, 4, 1, 1)), (2, 1, 1, 5, 1))
+    test[1, 0, 0] = network_at_2000
+    dims = ("d", "structure", "learner", "seed", "step")
+    coords = {"d": [100, 2000], "structure": ["with"], "learner": learners}
+    return xr.Dataset({"test": (dims, test)}, coords, attrs={"D": 100, "reduced": int(reduced)})
+
+
+def test_reduced_coordinates_judge_no_first_layer_under_adam():
+    assert robust_in_dimension.judge(dimensions(False)).outcome == "holds"
+    assert robust_in_dimension.judge(dimensions(False, 0.7)).outcome == "fails"
+    reduced = robust_in_dimension.judge(dimensions(True, 0.7))
+    assert reduced.outcome == "holds"
+    assert set(reduced.parts) == {"d_100_learns", "d_100_fixed", "d_2000_two_steps", "d_2000_random"}
+
+
+@pytest.mark.parametrize(("update", "outcome"), [(0.5, "fails"), (3.0, "holds")])
+def test_unweighted_steps_are_judged_by_their_bias_update(update, outcome):
+    shape = ("negative share", "steps", "seed")
+    ds = xr.Dataset(
+        {
+            "ridge": (("negative share", "learner", "seed"), np.ones((1, 1, 4))),
+            "unweighted": (("negative share", "seed"), np.full((1, 4), 0.9)),
+            "bias_update_largest": (shape, np.stack([np.zeros((1, 4)), np.full((1, 4), update)], axis=1)),
+        },
+        {"negative share": [0.8], "learner": ["two steps"], "steps": ["weighted", "unweighted"]},
+    )
+    assert weighting_is_needed.judge(ds).outcome == outcome
+
+
+def test_class_weights_keep_the_biases():
+    s = Setting(D=20, m=32, n=4000, negative=0.8, seeds=2, weighted=True)
+    plain = bias_updates(Setting(D=20, m=32, n=4000, negative=0.8, seeds=2))
+    assert (bias_updates(s).largest < 0.3 * plain.largest).all() and (plain["median"] <= plain.largest).all()
+
+
+def test_all_parities_are_orthogonal():
+    parities = np.stack([character(cube(5), [i for i in range(5) if s >> i & 1]) for s in range(32)])
+    gram = parities @ parities.T / 32
+    assert largest_overlap(5) == abs(gram - np.eye(32)).max() == 0
+
+
+def test_general_variance_counts_the_input_noise():
+    s = General(d=500, negative=0.8)
+    assert s.variance(0.0) == pytest.approx(95 / 4 + 5 * 0.35 * 0.65, rel=1e-5)
+    assert s.variance(0.1) == pytest.approx(s.variance(0.0) + 500 * 0.01, rel=1e-5)

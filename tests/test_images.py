@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import xarray as xr
 
 from krogh.errors import InputError
 from krogh.nn.base import Buffer
@@ -172,3 +173,57 @@ def test_gradients_are_recovered_from_heavy_ball_iterates():
         weights[t] = w
     found = mean_gradients(weights, lr=0.01, momentum=0.95)
     assert np.allclose(found, gradients.reshape(3, 10, 3, 4).mean(1))
+
+
+def clusters_of(make_last, seeds=8):
+    """The recorded cosines of 50 untrained rows at step 0 and of `make_last(rows, rng)` at the end."""
+    pairs = []
+    for seed in range(seeds):
+        rows = np.random.default_rng(seed).normal(size=(50, 784))
+        pairs.append([split(jnp.asarray(r)) for r in (rows, make_last(rows, np.random.default_rng(1000 + seed)))])
+    names = ("first", "second", "between")
+    return xr.Dataset(
+        {name: (("seed", "step"), [[float(getattr(s, name)) for s in pair] for pair in pairs]) for name in names},
+        coords={"step": [0, 400]},
+    )
+
+
+def test_untrained_weights_are_not_judged_to_gather():
+    from krogh.systems.pattern_dictionary.images import two_clusters
+
+    assert two_clusters(clusters_of(lambda rows, rng: rows)).outcome == "fails"
+    assert two_clusters(clusters_of(lambda rows, rng: rng.normal(size=rows.shape))).outcome == "fails"
+    sides = np.where(np.arange(50) < 30, 1.0, -1.0)[:, None]
+    gathered = clusters_of(lambda rows, rng: rows + 40 * sides * np.eye(784)[:1])
+    assert two_clusters(gathered).outcome == "holds"
+    # all in one direction is one cluster, not two
+    assert two_clusters(clusters_of(lambda rows, rng: rows + 40 * np.eye(784)[:1])).outcome == "fails"
+
+
+def mixture_of(leads, students=3):
+    """Accuracies of FC(9) students whose lead on the images depends on their teacher alone."""
+    teachers = len(leads)
+    lead = np.broadcast_to(np.reshape(leads, (-1, 1)), (teachers, students)) + 1e-3 * np.arange(students)
+    images = np.full((1, teachers, 1, 2, students, 2), 0.9)
+    unlabelled = images.copy()
+    unlabelled[:] = 0.9 - lead[None, :, None, None, :, None]
+    dims = ("foreign", "teacher", "m", "alpha", "seed", "step")
+    return xr.Dataset(
+        {
+            "images": (dims, images),
+            "unlabelled": (dims, unlabelled),
+            "mixture": (dims, (images + unlabelled) / 2),
+            "frequency": (("foreign", "teacher", "m", "alpha", "label"), np.full((1, teachers, 1, 2, 10), 0.1)),
+        },
+        coords={"foreign": ["gaussian"], "teacher": np.arange(teachers), "m": [9], "alpha": [0.0, 0.5]},
+    )
+
+
+def test_students_of_one_teacher_are_one_replica():
+    from krogh.systems.pattern_dictionary.teacher_student import judge_structure
+
+    # the mean over teachers is 0.35; resampling 12 students as if independent would put the interval above 0.3
+    verdict = judge_structure(mixture_of([0.25, 0.35, 0.35, 0.45]), gap=0.3)
+    assert verdict.parts["lead_9"].n == 4 and verdict.parts["lead_9"].outcome == "undecided"
+    assert judge_structure(mixture_of([0.45, 0.5, 0.55, 0.6]), gap=0.3).outcome == "holds"
+    assert judge_structure(mixture_of([0.4]), gap=0.3).parts["lead_9"].n == 3

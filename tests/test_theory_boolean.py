@@ -43,6 +43,15 @@ def test_tables_off_the_cube_are_refused():
         boolean.walsh_hadamard(np.ones(6))
 
 
+def test_cubes_too_large_to_enumerate_are_refused():
+    with pytest.raises(InputError, match="too large"):
+        boolean.cube(23)
+
+
+def test_product_of_others_survives_zeros():
+    np.testing.assert_array_equal(gaps.product_of_others(jnp.array([0.0, 2.0, 3.0])), [6, 0, 0])
+
+
 @pytest.mark.parametrize("n", [1, 3, 7, 11])
 def test_majority_spectrum_equals_enumeration(n: int):
     spectrum = boolean.walsh_hadamard(np.sign(boolean.cube(n).sum(axis=1)))
@@ -182,6 +191,7 @@ def test_thresholds_by_hand():
     assert asked.steps_main_text == pytest.approx(8 * asked.width**2 * 3 / asked.eps**2)
     assert asked.n_needed == pytest.approx(2048 * 16 * 9 * asked.log_term)
     assert asked.irrelevant_bound(0.25) == pytest.approx((0.5 + 0.5) / (4 * 0.5))
+    assert asked.head_lr(width=8, steps=16) == pytest.approx(4 * math.sqrt(8) / (3 * math.sqrt(8 * 16)))
 
 
 def test_the_gap_of_majority_is_above_its_bound():

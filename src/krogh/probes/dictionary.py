@@ -15,16 +15,6 @@ def feature_cosines(network: Any, task: Any, off_span: Float[Array, " width"] | 
     return feature @ network.weights / jnp.where(norm > 0, norm, 1.0)
 
 
-def max_cosine(network: Any, task: Any) -> Float[Array, ""]:
-    """max_i cos(w_i, sum_A M_j), the tables' Cos Similarity."""
-    return jnp.max(feature_cosines(network, task))
-
-
-def median_cosine(network: Any, task: Any) -> Float[Array, ""]:
-    """median_i |cos(w_i, sum_A M_j)|."""
-    return jnp.median(jnp.abs(feature_cosines(network, task)))
-
-
 class PatternComponents(NamedTuple):
     """T_j = <M_j, -dL/dw_i> / a_i split: mean over A, root mean square outside A, and their ratio, per neuron."""
 
@@ -42,11 +32,6 @@ def pattern_components(
     """The T_j of Lemma 2.6 from a first-layer gradient and the output weights it was taken at."""
     T = task.project(-gradient) / output
     return PatternComponents(jnp.mean(T[: task.k], axis=0), jnp.sqrt(jnp.mean(T[task.k :] ** 2, axis=0)))
-
-
-def feature_spread(network: Any, validation: Batch) -> Float[Array, " width"]:
-    """Standard deviation over the data of every hidden feature: zero for a constant one."""
-    return jnp.std(network.hidden(validation.x), axis=0)
 
 
 def unmet_margin(network: Any, validation: Batch) -> Float[Array, ""]:

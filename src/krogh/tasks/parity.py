@@ -8,8 +8,7 @@ from jaxtyping import Array, Float, PRNGKeyArray, UInt32
 
 from krogh.errors import InputError
 from krogh.tasks.base import Batch, Task
-
-ENUMERABLE_BITS = 22
+from krogh.theory.boolean import cube
 
 
 def sign_words(key: PRNGKeyArray, size: int, n: int) -> UInt32[Array, "rows words"]:
@@ -31,14 +30,6 @@ def signs(words: UInt32[Array, "rows words"], size: int, n: int) -> Float[Array,
     if words.shape == (-(-size // 32), n):
         return values.reshape(-1, n)[:size]
     return values.reshape(size, -1)[:, :n]
-
-
-def cube(n: int) -> Float[np.ndarray, "points n"]:
-    """All of {±1}^n; row i has −1 where the binary digits of i are 1, lowest digit first."""
-    if n > ENUMERABLE_BITS:
-        raise InputError(f"n={n} is too large to enumerate; at most {ENUMERABLE_BITS} bits are allowed")
-    digits = (np.arange(2**n)[:, None] >> np.arange(n)) & 1
-    return (1 - 2 * digits).astype(np.float32)
 
 
 class SparseParity(Task):
@@ -82,7 +73,7 @@ class SparseParity(Task):
         return self.decode(self.draw(key, size), size)
 
     def enumerate(self) -> Batch:
-        x = jnp.asarray(cube(self.n))
+        x = jnp.asarray(cube(self.n), jnp.float32)
         return Batch(x, self.label(x))
 
 

@@ -11,9 +11,13 @@ from jaxtyping import Float, Int
 
 from krogh.errors import InputError
 
+ENUMERABLE_BITS = 22
+
 
 def cube(n: int) -> Float[np.ndarray, "points n"]:
     """All 2^n points of {±1}^n, row r having x_i = -1 where bit i of r is set."""
+    if n > ENUMERABLE_BITS:
+        raise InputError(f"n={n} is too large to enumerate; at most {ENUMERABLE_BITS} bits are allowed")
     return 1.0 - 2.0 * ((np.arange(2**n)[:, None] >> np.arange(n)) & 1)
 
 

@@ -79,10 +79,11 @@ def sine_gradient(
     factor = jnp.concatenate([sin[..., :k], cos[..., k:]], -1)
     swapped = jnp.concatenate([cos[..., :k], sin[..., k:]], -1)
     size = jnp.where(jnp.arange(theta.shape[-1]) < k, k - 1, k + 1)
-    return jnp.sin(jnp.asarray(phase)[..., None] + size * (jnp.pi / 2)) * swapped * _product_of_others(factor)
+    return jnp.sin(jnp.asarray(phase)[..., None] + size * (jnp.pi / 2)) * swapped * product_of_others(factor)
 
 
-def _product_of_others(a: Float[Array, "*batch n"]) -> Float[Array, "*batch n"]:
+def product_of_others(a: Float[Array, "*batch n"]) -> Float[Array, "*batch n"]:
+    """prod_{j != i} a_j for every i."""
     # prefix times suffix products: dividing the whole product by a_i would fail where a_i = 0
     one = jnp.ones_like(a[..., :1])
     before = jnp.cumprod(jnp.concatenate([one, a[..., :-1]], -1), -1)

@@ -12,11 +12,6 @@ def samples_needed(n: int, k: int) -> float:
     return math.log2(math.comb(n, k))
 
 
-def noisy_samples_needed(n: int, k: int, flip: float) -> float:
-    """k ln n / (1-2p)^2, the order of the samples needed when labels are flipped with probability p."""
-    return k * math.log(n) / noise_factor(flip) ** 2
-
-
 def statistical_query_cost(n: int, k: int) -> float:
     """n^k, the order below which (queries) / tolerance^2 cannot fall for a statistical-query learner."""
     return float(n) ** k

@@ -189,6 +189,10 @@ class Thresholds:
         """k^3 r^2 n / eps^2, the order printed in the main text."""
         return self.k**3 * self.width**2 * self.n / self.eps**2
 
+    def head_lr(self, width: int, steps: int) -> float:
+        """4 k^1.5 / (n sqrt(r (T-1))), the step size of the head, T - 1 = `steps` of its own."""
+        return 4 * self.k**1.5 / (self.n * math.sqrt(width * steps))
+
     @property
     def n_needed(self) -> float:
         """n >= 2^11 k^4 (c_2/c_1)^2 ln(2k/eps')."""

@@ -313,7 +313,7 @@ class Panels:
 
 @system.experiment(
     "fig-B.6",
-    "Median convergence times of twelve configurations",
+    "Median convergence times, twelve panels of ten configurations (quick: five)",
     presets={
         "smoke": Panels(panels=(("i", 1.0, 14, 2), ("xv", 0.05, 14, 2)), steps=500, seeds=4),
         "quick": Panels(),

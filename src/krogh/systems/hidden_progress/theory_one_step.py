@@ -199,8 +199,10 @@ def one_big_step(s: OneStep) -> xr.Dataset:
         relevant[row] = abs(np.asarray(w[:, :, :k])).mean(axis=(1, 2)) * 2 * k
         irrelevant[row] = abs(np.asarray(w[:, :, k:])).max(axis=(1, 2)) * 2 * k
         measured[row, :n], closed[row, :n] = np.asarray(g)[0, 0], exact[0, 0]
-        told = one_step.Thresholds(n, k, eps=0.1).report(width, batch or math.inf, steps)
-        conditions.append(f"n = {n}, k = {k}\n{told}")
+        asked = one_step.Thresholds(n, k, eps=0.1)
+        told = asked.report(width, batch or math.inf, steps)
+        rate = f"head's step size = {s.head_lr:g}, the theorem's {asked.head_lr(width, steps):.3g}"
+        conditions.append(f"n = {n}, k = {k}\n{told}\n{rate}")
     return xr.Dataset(
         {
             "leading": (("case", "seed"), leading),

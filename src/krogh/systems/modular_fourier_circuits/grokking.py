@@ -208,7 +208,7 @@ grokking_decay = system.experiment(
     "The complete jump, with weight decay 1",
     presets={
         "smoke": replace(SMOKE, **DECAYING),
-        "quick": Grokking(cases=((2, 31, 4000), (3, 11, 2000), (4, 7, 2500), (5, 5, 2500)), **DECAYING),
+        "quick": Grokking(cases=((2, 31, 4000), (3, 11, 2000), (4, 7, 5000), (5, 5, 2500)), **DECAYING),
         "paper": replace(ORIGINAL, **DECAYING),
     },
 )(curves)

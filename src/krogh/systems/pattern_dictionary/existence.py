@@ -131,7 +131,6 @@ def gradients_agree(ds: xr.Dataset):
 class Heads:
     k: int = 5
     widths: tuple[int, ...] = (300, 10_000, 100_000, 1_000_000)
-    bias_range: float = 1.0
     seeds: int = 3
 
 
@@ -141,12 +140,15 @@ class Heads:
     presets={"smoke": Heads(widths=(300, 10_000)), "quick": Heads()},
 )
 def explicit(s: Heads) -> xr.Dataset:
-    """The features see x only through the count: sigma(slope_i (count - u) + b_i), slope = a beta gamma/sigma~^2."""
+    """The features see x only through the count: sigma(slope_i (count - u) + b_i), slope = a beta gamma/sigma~^2.
+
+    `support`, `largest` and `squared` are ||a~||_0, ||a~||_inf and ||a~||^2 over their orders m/k, k^5/m and k^9/m.
+    """
     gamma, variance, u = 0.25, 25.0, s.k / 2
     counts = np.arange(s.k + 1)
     y = np.where(counts % 2 == 1, 1, -1)
     target = constructive_network(s.k, range(1, s.k + 1, 2), u)
-    margin, served, support, largest = np.zeros((4, len(s.widths), s.seeds))
+    margin, served, support, largest, squared = np.zeros((5, len(s.widths), s.seeds))
     for row, m in enumerate(s.widths):
         for seed in range(s.seeds):
             rng = np.random.default_rng(seed)
@@ -156,8 +158,9 @@ def explicit(s: Heads) -> xr.Dataset:
             head = explicit_head(target, bias, slope, s.k, 1 / s.k**2)
             used = head != 0
             g = np.clip(np.outer(counts - u, slope[used]) + bias[used], 0, 1) @ head[used]
-            margin[row, seed], support[row, seed] = np.min(y * g), used.sum()
+            margin[row, seed], support[row, seed] = np.min(y * g), used.sum() * s.k / m
             largest[row, seed] = np.abs(head).max() * m / s.k**5
+            squared[row, seed] = (head**2).sum() * m / s.k**9
             served[row, seed] = np.all(y * g >= 1)
     dims = ("m", "seed")
     return xr.Dataset(
@@ -166,6 +169,7 @@ def explicit(s: Heads) -> xr.Dataset:
             "zero_loss": (dims, served),
             "support": (dims, support),
             "largest": (dims, largest),
+            "squared": (dims, squared),
         },
         coords={"m": list(s.widths)},
     )
@@ -175,11 +179,15 @@ def explicit(s: Heads) -> xr.Dataset:
 def plot_explicit(ds: xr.Dataset):
     from krogh.lab.figures import new_figure, theory
 
-    fig, ax = new_figure()
-    ax.plot(ds.m, ds.margin, ".")
-    theory(ax, ds.m.values[[0, -1]], [1, 1], "zero hinge loss")
-    ax.set(xscale="log", yscale="symlog", xlabel="m", ylabel="smallest y g of the explicit head")
-    ax.legend()
+    fig, (left, right) = new_figure(ncols=2)
+    left.plot(ds.m, ds.margin, ".")
+    theory(left, ds.m.values[[0, -1]], [1, 1], "zero hinge loss")
+    left.set(xscale="log", yscale="symlog", xlabel="m", ylabel="smallest y g of the explicit head")
+    left.legend()
+    for name, label in (("support", "$k/m$ |a|_0"), ("largest", "$m/k^5$ |a|_inf"), ("squared", "$m/k^9$ |a|^2")):
+        right.plot(ds.m, ds[name].mean("seed"), "o-", label=label)
+    right.set(xscale="log", yscale="log", xlabel="m", ylabel="over the order of Lemma A.17")
+    right.legend()
     return fig
 
 

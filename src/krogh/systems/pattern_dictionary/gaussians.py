@@ -41,7 +41,7 @@ def coverage(network, task):
 
 @probe(dims=("point", "coordinate"))
 def weights_and_centres(network, task):
-    """Unit weight vectors followed by the cluster centres."""
+    """The weight vectors followed by the cluster centres."""
     return jnp.concatenate([network.weights.T, task.centres])
 
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import xarray as xr
 
-from krogh.lab import all_of, at_least, at_most, share_at_least
+from krogh.lab import all_of, at_least, at_most
 from krogh.nn.mlp import MLP
 from krogh.probes.basic import correct
 from krogh.probes.clusters import count_clusters, members, plane, split
@@ -36,7 +36,7 @@ class Clusters:
 def test_accuracy(network, task):
     """Share of the whole test part that is classified correctly."""
     test = task.test()
-    return jnp.mean(correct(jax.vmap(network)(test.x), test.y))
+    return jnp.mean(correct(jax.lax.map(network, test.x, batch_size=250), test.y))
 
 
 def halves(network):
@@ -60,17 +60,23 @@ def clusters(s: Clusters) -> xr.Dataset:
         snapshots=panels,
     )
     shown = [run.network(seed=0, step=step).weights.T for step in panels]
-    weights = [np.asarray(run.network(seed=seed).weights.T) for seed in range(s.seeds)]
+    weights = [np.asarray(run.network(seed=seed, step=step).weights.T) for step in (0, None) for seed in range(s.seeds)]
     counted = Parallel(n_jobs=-1)(delayed(count_clusters)(rows) for rows in weights)
     return run.data.assign(
         map=(("panel", "neuron", "axis"), np.stack([plane(rows) for rows in shown])),
         side=("neuron", np.asarray(members(shown[-1]))),
-        clusters=("seed", counted),
-    ).assign_coords(panel=list(panels))
+        clusters=(("moment", "seed"), np.reshape(counted, (2, s.seeds))),
+    ).assign_coords(panel=list(panels), moment=["start", "end"])
 
 
-def two(ds: xr.Dataset):
-    return share_at_least(ds.clusters == 2, 0.5, over="seed")
+def two_clusters(ds: xr.Dataset):
+    """Both halves tighter and pointing apart more than the halves of the same networks' untrained weights."""
+    last, first = ds.isel(step=-1), ds.isel(step=0)
+    return all_of(
+        first=at_least(last["first"] - first["first"], 0.1, over="seed"),
+        second=at_least(last["second"] - first["second"], 0.1, over="seed"),
+        between=at_most(last["between"] - first["between"], -0.1, over="seed"),
+    )
 
 
 def presets(data: str, seeds: int = 8) -> dict[str, Clusters]:
@@ -94,21 +100,21 @@ fashion = system.experiment(
     stand_in="Fashion-MNIST 0/1 for SVHN 0/1",
 )(clusters)
 
-# On CIFAR-10 the share is so close to one half that a verdict needs hundreds of replicas.
-for experiment, figure, judged_at in (
-    (mnist, "Fig 2.3", ("quick", "paper")),
-    (cifar, "Fig A.14", ("paper",)),
+for experiment, figure, counts in (
+    (mnist, "Fig 2.3", "two for 62 % of trained networks, but for 77 % of untrained ones (49 of 64)"),
+    (cifar, "Fig A.14", "two for 60 % of trained networks, but for 86 % of untrained ones (55 of 64)"),
 ):
     experiment.claim(
         figure,
-        "By the end the best number of clusters (silhouette, 2 to 6) is two in most replicas",
+        "The weights gather into two clusters: from step 0 to the end the mean cosine to the own centre rises by at "
+        "least 0.1 in both halves and that between the two centres falls by at least 0.1",
         source=figure,
-        presets=judged_at,
+        presets=("quick", "paper"),
         finding=(
-            "Two dense clusters form in opposite directions, but some neurons stay scattered between them, and the "
-            "silhouette then counts these as clusters of their own."
+            f"The number of clusters with the best silhouette (2 to 6) is {counts}: a test on that number was "
+            "withdrawn, since untrained weights pass it. The margin of 0.1 is ours."
         ),
-    )(two)
+    )(two_clusters)
 
 
 @fashion.claim(
@@ -159,7 +165,7 @@ def maps(ds: xr.Dataset):
     axes[-1].set(
         xlabel="step",
         ylabel="cosine",
-        title=f"silhouette finds {int(ds.clusters.median())} clusters (median)",
+        title="silhouette counts two in\n{:.0%} (start), {:.0%} (end)".format(*(ds.clusters == 2).mean("seed").values),
         ylim=(-1.05, 1.05),
     )
     axes[-1].legend()

@@ -14,7 +14,7 @@ from jaxtyping import Array, Float
 
 from krogh.nn.fixed_features import Tangent, ridge_head, sum_over_chunks
 from krogh.nn.truncated import PairedTruncated, TruncatedNetwork
-from krogh.probes.basic import accuracy, correct
+from krogh.probes.basic import accuracy, correct, probe
 from krogh.probes.dictionary import feature_cosines
 from krogh.tasks.base import Batch
 from krogh.tasks.dictionary import IntervalDictionary, ParityDictionary, PatternDictionary
@@ -29,7 +29,8 @@ METHODS = (*LEARNERS, "one step", "two steps")
 
 @dataclass(frozen=True)
 class Setting:
-    """What every simulation of A.7 shares; `d = None` is the exact reduction to R^D (M = I).
+    """What every simulation of A.7 shares; `d = None` is the reduction to R^D (M = I). It is exact for gradient
+    descent and for any classifier on frozen features; Adam on the first layer depends on the basis.
 
     `ambient` is the d whose off-span part is then added to the norm of weights that keep their initial value.
     `lr1 = None` is Theorem A.20's first learning rate, or 1e-3 where w0 is kept (float32 cannot hold a smaller rest).
@@ -136,8 +137,9 @@ def method(name: str, s: Setting, task: PatternDictionary) -> tuple[Any, list[St
 # --- What is recorded ---
 
 
-def train_accuracy(network: Any, sample: Batch) -> Float[Array, ""]:
-    """Accuracy on (the first 10 000 of) the training sample."""
+@probe(name="train_accuracy")
+def first_train_accuracy(network: Any, sample: Batch) -> Float[Array, ""]:
+    """Accuracy on the first 10 000 of the training sample."""
     x, y = sample.x[:10_000], sample.y[:10_000]
     return jnp.mean(correct(jax.vmap(network)(x), y))
 
@@ -179,7 +181,7 @@ def curves(s: Setting, name: str) -> xr.Dataset:
     spread = {"random": 1 / s.k, "one step": s.first_lr(task) * KEPT[s.reading] / s.k}.get(name, 0.0)
     described = spec(
         task, network, stages, seeds=s.seeds, record=(begin + marks).tolist(), validation=s.test, networks=False,
-        probes=(accuracy, train_accuracy, Cosine(s.off_span if spread else 0, spread)),
+        probes=(accuracy, first_train_accuracy, Cosine(s.off_span if spread else 0, spread)),
     )  # fmt: skip
     run = sweep(described, structure=(1.0, 0.0) if name in LEARNERS else (1.0,))
     kept = run.data[["accuracy", "train_accuracy", "cosine"]].isel(step=slice(-s.records, None))
@@ -231,6 +233,18 @@ def head_accuracy(network: TruncatedNetwork, r: Replica) -> tuple[Float[Array, "
     """Training and test accuracy of the least-squares classifier on a frozen hidden layer."""
     head = ridge_head(network.hidden, r.train.x, r.train.y)
     return tuple(jnp.mean(correct(head(network.hidden(b.x)), b.y)) for b in (r.train, r.test))  # type: ignore[return-value]
+
+
+def bias_updates(s: Setting) -> xr.Dataset:
+    """Median and largest |b2 - b1| over the neurons, of the second step, per seed."""
+
+    def measure(key):
+        one, two = two_steps(s, replica(s, key))
+        update = jnp.abs(two.bias - one.bias)
+        return {"median": jnp.median(update), "largest": jnp.max(update)}
+
+    out = over_seeds(measure, s.seeds, double=True)
+    return xr.Dataset({name: ("seed", values) for name, values in out.items()}, coords={"seed": np.arange(s.seeds)})
 
 
 def least_squares(s: Setting, structure: float = 1.0) -> xr.Dataset:

@@ -13,6 +13,7 @@ from krogh.nn.mlp import MLP
 from krogh.nn.resnet import ResNet
 from krogh.probes.basic import correct
 from krogh.systems.pattern_dictionary import system
+from krogh.systems.pattern_dictionary.images import test_accuracy
 from krogh.tasks.images import Images, TeacherMixture, WithUnlabelled, gaussians, images, taught
 from krogh.train import Adam, train
 
@@ -40,7 +41,7 @@ class Mixture:
     batch: int = 100
     steps: int = 2000
     checkpoints: int = 5
-    teachers: int = 2
+    teachers: int = 4
     seeds: int = 3
     precision: str = "highest"
 
@@ -100,8 +101,7 @@ def mixtures(s: Mixture) -> xr.Dataset:
         )
         for t in range(s.teachers):
             teacher = teachers.network(seed=t)
-            test = task.test()
-            teacher_accuracy = float(jnp.mean(correct(jax.lax.map(teacher, test.x, batch_size=1000), test.y)))
+            teacher_accuracy = float(test_accuracy(teacher, task))
             for m in s.students:
                 for alpha in s.alphas:
                     mixture = taught(task, teacher, rest, test_rest, alpha)
@@ -125,20 +125,27 @@ def mixtures(s: Mixture) -> xr.Dataset:
     return xr.combine_by_coords(results)
 
 
+def replicas(values: xr.DataArray) -> xr.DataArray:
+    """One value per teacher, the mean over its students, who share its labels; per student below four teachers, too
+    few to resample."""
+    if values.sizes["teacher"] < 4:
+        return values.stack(replica=("teacher", "seed"))
+    return values.mean("seed").rename(teacher="replica")
+
+
 def judge_structure(ds: xr.Dataset, foreign: str = "gaussian", gap: float | None = None) -> Verdict:
     """The claim's four parts at alpha = 1/2; without `gap` only that the unlabelled part is behind."""
     ds = ds.sel(foreign=foreign).isel(step=slice(1, None))
     mixed, alone = ds.sel(alpha=0.5), ds.sel(alpha=0.0)
-    over = ("teacher", "seed")
     named = {}
     for m in ds.m.values:
         lead = (mixed.images - mixed.unlabelled).sel(m=m).min("step")
         near = abs(mixed.images.sel(m=m) - alone.images.sel(m=m)).isel(step=-1)
         below = (mixed.mixture - alone.images).sel(m=m).max("step")
         named |= {
-            f"lead_{m}": at_least(lead, 0.0 if gap is None else gap, over=over),
-            f"near_{m}": at_most(near, 0.05, over=over),
-            f"below_{m}": at_most(below, 0.0, over=over),
+            f"lead_{m}": at_least(replicas(lead), 0.0 if gap is None else gap, over="replica"),
+            f"near_{m}": at_most(replicas(near), 0.05, over="replica"),
+            f"below_{m}": at_most(replicas(below), 0.0, over="replica"),
         }
     frequency = mixed.frequency.isel(m=0)
     return all_of(**named, frequency=every((frequency >= 0.05) & (frequency <= 0.15)))
@@ -151,8 +158,8 @@ fashion = system.experiment(
     "Fashion-MNIST and Gaussian inputs with one labeller: students FC(9) and FC(50)",
     presets={
         "smoke": Mixture("fashion-mnist", **smoke),
-        "quick": Mixture("fashion-mnist", teachers=4),
-        "paper": Mixture("fashion-mnist", train=None, steps=12_000, teachers=4, seeds=8),
+        "quick": Mixture("fashion-mnist"),
+        "paper": Mixture("fashion-mnist", train=None, steps=12_000, seeds=8),
     },
     stand_in="Fashion-MNIST for MNIST",
 )(mixtures)
@@ -176,15 +183,15 @@ mnist = system.experiment(
     presets={
         "smoke": Mixture("mnist", **smoke),
         "quick": Mixture("mnist"),
-        "paper": Mixture("mnist", train=None, steps=12_000, teachers=4, seeds=8),
+        "paper": Mixture("mnist", train=None, steps=12_000, seeds=8),
     },
 )(mixtures)
 
 
 @mnist.claim(
     "Fig 2.4",
-    "The Gaussian part is learned slower and worse than the images, which are learned as well as alone (within 0.05); "
-    "the mixture stays below the student on images alone",
+    "At every checkpoint the Gaussian part is behind the images, which end as well as alone (within 0.05), and the "
+    "mixture below the student on images alone; the teacher gives each label to 5% to 15% of the Gaussians",
     source="Figs 2.4a, A.18a, A.21",
     presets=("quick", "paper"),
 )
@@ -198,7 +205,7 @@ def structure_helps_on_mnist(ds: xr.Dataset):
 def larger_gap(ds: xr.Dataset):
     mixed = ds.sel(alpha=0.5, foreign="gaussian").isel(step=-1)
     gap = mixed.images - mixed.unlabelled
-    return at_least(gap.sel(m=50) - gap.sel(m=9), 0.0, over=("teacher", "seed"))
+    return at_least(replicas(gap.sel(m=50) - gap.sel(m=9)), 0.0, over="replica")
 
 
 cifar = system.experiment(
@@ -230,8 +237,9 @@ cifar = system.experiment(
 
 @cifar.claim(
     "Fig A.18",
-    "At the end the images are learned as well as alone (within 0.05), the Gaussian part worse, and the mixture stays "
-    "below the student on images alone",
+    "Two students of one teacher: at the end the images are learned as well as alone (within 0.05), the Gaussian part "
+    "worse, and the mixture below the student on images alone; the teacher gives each label to 5% to 15% of the "
+    "Gaussians",
     source="Figs 2.4b, A.18b",
     presets=("paper",),
 )
@@ -244,10 +252,8 @@ alphas = system.experiment(
     "The share of Gaussian inputs varied, with MNIST",
     presets={
         "smoke": Mixture("mnist", students=(9,), alphas=(0.0, 0.5), **smoke),
-        "quick": Mixture("mnist", students=(9,), alphas=(0.0, 0.25, 0.5, 0.75), teachers=1),
-        "paper": Mixture(
-            "mnist", students=(9,), alphas=(0.0, 0.25, 0.5, 0.75), train=None, steps=12_000, teachers=4, seeds=8
-        ),
+        "quick": Mixture("mnist", students=(9,), alphas=(0.0, 0.25, 0.5, 0.75)),
+        "paper": Mixture("mnist", students=(9,), alphas=(0.0, 0.25, 0.5, 0.75), train=None, steps=12_000, seeds=8),
     },
     stand_in="MNIST for CIFAR-10",
 )(mixtures)
@@ -260,7 +266,7 @@ def same_trend(ds: xr.Dataset):
     last = ds.isel(step=-1, foreign=0, m=0)
     lead = last.images - last.unlabelled
     return all_of(
-        **{f"alpha_{a:g}": at_least(lead.sel(alpha=a), 0.0, over=("teacher", "seed")) for a in ds.alpha.values if a > 0}
+        **{f"alpha_{a:g}": at_least(replicas(lead.sel(alpha=a)), 0.0, over="replica") for a in ds.alpha.values if a > 0}
     )
 
 
@@ -269,10 +275,8 @@ foreign = system.experiment(
     "Natural but foreign inputs in place of Gaussians: Fashion-MNIST mixed into MNIST",
     presets={
         "smoke": Mixture("mnist", students=(9,), foreign=(None, "fashion-mnist"), **smoke),
-        "quick": Mixture("mnist", students=(9,), foreign=(None, "fashion-mnist"), teachers=2),
-        "paper": Mixture(
-            "mnist", students=(9,), foreign=(None, "fashion-mnist"), train=None, steps=12_000, teachers=4, seeds=8
-        ),
+        "quick": Mixture("mnist", students=(9,), foreign=(None, "fashion-mnist")),
+        "paper": Mixture("mnist", students=(9,), foreign=(None, "fashion-mnist"), train=None, steps=12_000, seeds=8),
     },
     stand_in="Fashion-MNIST for Tiny ImageNet and MNIST for CIFAR-10",
 )(mixtures)
@@ -281,7 +285,8 @@ foreign = system.experiment(
 @foreign.claim("Fig A.19", "Natural foreign inputs are learned better than Gaussian ones", presets=("quick", "paper"))
 def natural_helps(ds: xr.Dataset):
     last = ds.unlabelled.sel(alpha=0.5).isel(step=-1, m=0)
-    return at_least(last.sel(foreign="fashion-mnist") - last.sel(foreign="gaussian"), 0.0, over=("teacher", "seed"))
+    ahead = last.sel(foreign="fashion-mnist") - last.sel(foreign="gaussian")
+    return at_least(replicas(ahead), 0.0, over="replica")
 
 
 def curves(ds: xr.Dataset):
