@@ -151,7 +151,7 @@ class OneLayer:
     "One layer stays at unigrams",
     presets={
         "smoke": OneLayer(cases=((0, "relative"),), t=20, dropout=0.0, steps=20, every=10, validation=64, seeds=2),
-        "quick": OneLayer(cases=((0, "relative"), (64, "relative")), dropout=0.0, every=2400, validation=1024, seeds=8),
+        "quick": OneLayer(cases=((0, "relative"),), dropout=0.0, every=2400, validation=1024, seeds=8),
         "paper": OneLayer(),
     },
 )
@@ -171,6 +171,8 @@ def one_layer(s: OneLayer) -> xr.Dataset:
     "times the bigram level",
     source="Fig E.8",
     presets=("quick", "paper"),
+    finding="The scaled run has attention alone. With a feed-forward part the KL is at 0.819 of the unigram level (0.798 "
+    "to 0.840, 8 seeds, 24 000 steps), too near the bound for so few: judged at the full number of seeds.",
 )
 def stays(ds: xr.Dataset):
     parts = {}
