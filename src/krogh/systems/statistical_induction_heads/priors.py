@@ -171,8 +171,8 @@ def one_layer(s: OneLayer) -> xr.Dataset:
     "times the bigram level",
     source="Fig E.8",
     presets=("quick", "paper"),
-    finding="The scaled run has attention alone. With a feed-forward part the KL is at 0.819 of the unigram level (0.798 "
-    "to 0.840, 8 seeds, 24 000 steps), too near the bound for so few: judged at the full number of seeds.",
+    finding="The scaled run has attention alone. With a feed-forward part the KL is at 0.819 of the unigram level "
+    "(0.798 to 0.840, 8 seeds, 24 000 steps), too near the bound for so few: judged at the full number of seeds.",
 )
 def stays(ds: xr.Dataset):
     parts = {}
