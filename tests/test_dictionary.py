@@ -295,7 +295,7 @@ def test_unweighted_steps_are_judged_by_their_bias_update(update, outcome):
     ds = xr.Dataset(
         {
             "ridge": (("negative share", "learner", "seed"), np.ones((1, 1, 4))),
-            "unweighted": (("negative share", "seed"), np.full((1, 4), 0.9)),
+            "unweighted": (("negative share", "head_seed"), np.full((1, 4), 0.9)),
             "bias_update_largest": (shape, np.stack([np.zeros((1, 4)), np.full((1, 4), update)], axis=1)),
         },
         {"negative share": [0.8], "learner": ["two steps"], "steps": ["weighted", "unweighted"]},

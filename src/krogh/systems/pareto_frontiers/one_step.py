@@ -128,7 +128,7 @@ class TwoStages:
     steps: int = 2000
     lr: float = 0.1
     decay: float = 3e-6
-    seeds: int = 8
+    seeds: int = 32
 
 
 @system.experiment(
