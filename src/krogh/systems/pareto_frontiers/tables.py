@@ -127,9 +127,9 @@ def surrogates(s: Surrogates) -> xr.Dataset:
 
 @surrogates.claim(
     "15.17",
-    "On >= 2 of 3 surrogate tables (depth 2) the median test error at the largest width, 3000 (quick: 1000), is at most "
-    "that at r = 100 for 2-sparse rows and both of the smallest training sizes, and at the smallest, at the largest "
-    "width, 2-sparse rows are at most 0.5 points above dense ones; medians over replicas, with an interval",
+    "On >= 2 of 3 surrogate tables (depth 2) the median test error at the largest width, 3000 (quick: 1000), is at "
+    "most that at r = 100 for 2-sparse rows and both of the smallest training sizes, and at the smallest, at the "
+    "largest width, 2-sparse rows are at most 0.5 points above dense ones; medians over replicas, with an interval",
     source="Fig 6.3, Fig C.3, findings 2T and 3T",
 )
 def width_and_sparsity_help(ds: xr.Dataset):
