@@ -279,7 +279,7 @@ class ThreeLayers(Training):
     presets={
         "smoke": ThreeLayers(steps=10, emb=16, prompts=64, sums=(0.0, 1.2), lengths=(5, 20), seeds=2),
         "quick": ThreeLayers(),
-        "paper": ThreeLayers(steps=2000, seeds=128),
+        "paper": ThreeLayers(steps=2000, seeds=256),
     },
     stand_in="a 3-layer 2-head decoder of width 64 trained from scratch for the document's GPT-2",
 )
