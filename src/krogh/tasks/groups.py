@@ -6,6 +6,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jaxtyping import Array, Int, PRNGKeyArray
 
 from krogh.errors import InputError, check_integer
@@ -15,7 +16,7 @@ from krogh.theory.groups import check_table
 
 def _held(table: Any) -> Any:
     """A table as an array whose entries can be looked at, unless it is being traced."""
-    return table if isinstance(table, jax.core.Tracer) else np.asarray(table)
+    return table if isinstance(table, Tracer) else np.asarray(table)
 
 
 class GroupComposition(Task):

@@ -128,7 +128,7 @@ def spec(
     """
     if not isinstance(task, Task):
         raise InputError(f"task must be a Task such as tasks.SparseParity(n=50, k=3), got {task!r}")
-    built = isinstance(network, eqx.Module) and not hasattr(network, "build")
+    built = issubclass(type(network), eqx.Module) and not hasattr(network, "build")
     if isinstance(network, type) or built or not callable(getattr(network, "build", network)):
         raise InputError(
             f"network must be an Architecture such as nn.MLP(width=100), or a function (task, key) that builds one; "
