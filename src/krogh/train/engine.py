@@ -325,7 +325,8 @@ class Ensemble:
                 self._snapshot(journal, 0)
         cost = max(1.0, operations(self.steps[index]()) / UNIT_STEP)
         least = max(LEAST_STEPS[self.platform], LEAST_REPLICA_STEPS[self.platform] // self.group.size)
-        chunks = plan(begin, end, self.spec.records, self.spec.snapshots, int(least / cost))
+        # light steps keep long chunks: another dispatch would cost more than an earlier look is worth
+        chunks = plan(begin, end, self.spec.records, self.spec.snapshots, int(least / cost) if cost > 4 else least)
         for number in range(journal.chunk, len(chunks)):
             chunk = chunks[number]
             if not self._compact(journal):
