@@ -12,11 +12,6 @@ def samples_needed(n: int, k: int) -> float:
     return math.log2(math.comb(n, k))
 
 
-def statistical_query_cost(n: int, k: int) -> float:
-    """n^k, the order below which (queries) / tolerance^2 cannot fall for a statistical-query learner."""
-    return float(n) ** k
-
-
 def noise_factor(flip: float) -> float:
     """1 - 2p: what flipping labels with probability p multiplies every correlation and every Fourier gap by."""
     return 1 - 2 * flip

@@ -187,7 +187,9 @@ def _described(value: Any, above: tuple[int, ...] = ()) -> str:
     if isinstance(value, types.FunctionType):
         used = [value.__code__, value.__defaults__, value.__kwdefaults__, _enclosed(value)]
         if _of_user(value.__module__):
-            used.append({name: value.__globals__[name] for name in _names(value.__code__) & value.__globals__.keys()})
+            # in order: sets have another one in every process
+            names = sorted(_names(value.__code__) & value.__globals__.keys())
+            used.append({name: value.__globals__[name] for name in names})
         return f"{value.__module__}.{value.__qualname__} {told(used)}"
     if isinstance(value, type):
         own = {n: v for n, v in vars(value).items() if isinstance(v, types.FunctionType)}
