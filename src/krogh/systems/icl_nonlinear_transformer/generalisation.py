@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import xarray as xr
 
-from krogh.lab import all_of, at_least, at_most, between
+from krogh.lab import Verdict, all_of, at_least, at_most, between
 from krogh.lab.figures import COLOURS, curve_with_spread, new_figure, reported, theory
 from krogh.nn.decoder import CausalTransformer
-from krogh.probes.basic import accuracy, hinge_error, outputs_on, probe
+from krogh.probes.basic import accuracy, hinge_error, outputs_on
 from krogh.probes.prompts import errors, outputs_by_length
 from krogh.probes.trained import over_networks
 from krogh.systems.icl_nonlinear_transformer import system
@@ -24,6 +24,7 @@ from krogh.systems.icl_nonlinear_transformer.models import (
 from krogh.tasks.pattern_prompts import shifted_patterns
 from krogh.theory.prompt_classification import balanced, coefficient_sums, uncovered
 from krogh.train import Adam, spec, sweep
+from krogh.train.schedules import LinearDecay
 
 # ------------------------------------------------------------------------------------------- Theorem 6.3.3
 
@@ -253,8 +254,9 @@ class ThreeLayers(Training):
 
     shifts   U: training tasks (j, j + k), k = 1, …, U
     scale    deviation of all initial weights; with 0.02 a twelfth of the unseen prompts is still wrong after 400 steps
-    late     records in the last tenth of the training: now and then a network's loss has a spike, and one record may
-             fall on it
+
+    The learning rate falls linearly to zero: at a constant one the loss of a few networks is on a spike whenever the
+    training is stopped.
     """
 
     shifts: int = 4
@@ -268,7 +270,6 @@ class ThreeLayers(Training):
     scales: tuple[float, ...] = (0.5, 5.0)
     alphas: tuple[float, ...] = (0.3, 0.5, 0.8)
     lengths: tuple[int, ...] = (2, 4, 6, 8, 10, 12, 14, 16, 18, 20)
-    late: int = 10
     prompts: int = 1024
     seeds: int = 16
 
@@ -279,7 +280,7 @@ class ThreeLayers(Training):
     presets={
         "smoke": ThreeLayers(steps=10, emb=16, prompts=64, sums=(0.0, 1.2), lengths=(5, 20), seeds=2),
         "quick": ThreeLayers(),
-        "paper": ThreeLayers(steps=2000, seeds=256),
+        "paper": ThreeLayers(steps=4000, seeds=32),
     },
     stand_in="a 3-layer 2-head decoder of width 64 trained from scratch for the document's GPT-2",
 )
@@ -288,18 +289,19 @@ def three_layers(s: ThreeLayers) -> xr.Dataset:
     decoder = CausalTransformer(
         s.layers, s.heads, s.emb, mlp=4 * s.emb, positions="learned", reads="last", scale=s.scale
     )
-    learner = Adam(lr=s.lr, batch=s.batch)
-    sufficient = tuple(total for total in s.sums if total >= 1)
-    settled = 0.9 * s.steps
-
-    @probe(dims=("sufficient",))
-    def shifted_error(network, key):
-        return _errors_by_sum(network, key, task, sufficient, (s.K,), s.prompts // 4)["error"][0]
-
-    marks = np.concatenate([np.linspace(0, settled, 10), np.linspace(settled, s.steps, s.late + 1)])
-    record = sorted({int(step) for step in marks.round()} - {0})
-    run = sweep(spec(task, decoder, learner, s.steps, seeds=s.seeds, probes=(accuracy, shifted_error), record=record))
-    late = run.data.sel(step=run.data.step > settled).mean("step")
+    learner = Adam(lr=s.lr, batch=s.batch, schedule=LinearDecay(s.steps))
+    run = sweep(
+        spec(
+            task,
+            decoder,
+            learner,
+            s.steps,
+            seeds=s.seeds,
+            probes=(accuracy,),
+            every=max(1, s.steps // 10),
+            validation=s.prompts,
+        )
+    )
 
     def measure(network, key):
         tests = [replace(t, alpha=alpha) for t in (task.unseen, out_of_domain(task, K=s.K)) for alpha in s.alphas]
@@ -317,15 +319,12 @@ def three_layers(s: ThreeLayers) -> xr.Dataset:
     return xr.Dataset(
         {
             "unseen": 1 - run.data.accuracy,
-            "late_unseen": 1 - late.accuracy,
-            "late_error": late.shifted_error,
             "error": (("seed", "K", "S_1"), found["shifted"]),
             "by_length": (("seed", "domain", "alpha", "length"), found["lengths"]),
         },
         coords={
             "K": list(s.scales),
             "S_1": list(s.sums),
-            "sufficient": list(sufficient),
             "domain": ["in", "out"],
             "length": list(s.lengths),
             "alpha": list(s.alphas),
@@ -333,22 +332,27 @@ def three_layers(s: ThreeLayers) -> xr.Dataset:
     )
 
 
+def _small_where_sufficient(ds: xr.Dataset, K: float) -> dict[str, Verdict]:
+    """Error <= 0.01 at every S_1 >= 1."""
+    error = ds.error.sel(K=K)
+    sufficient = ds.S_1.values[ds.S_1 >= 1]
+    return {f"S_1={total:g}": at_most(error.sel(S_1=total), 0.01, over="seed") for total in sufficient}
+
+
 @three_layers.claim(
     "22.4",
     "Three layers, two heads, trained on 24 tasks: error <= 0.01 on the 6 unseen tasks and, at K' = K = 0.5, out of "
-    "domain for every S_1 >= 1, mean over the last tenth of the training",
+    "domain for every S_1 >= 1",
     source="Fig 6.3a",
     presets=("paper",),
-    finding="Most replicas make no error, but the loss of a few is on a spike when training stops. By the last step "
-    "alone the mean at S_1 = 1.28 was 0.0071 (0.0042 to 0.0102, 256 seeds), undecided; earlier steps err rather more, "
-    "so that a mean over the last tenth is no easier a test and rests on ten times as many looks.",
+    finding="At a constant rate most of 256 networks make no error after 2000 steps, but the loss of a few is on a "
+    "spike when training stops: the mean at S_1 = 1.28 was 0.0071 (0.0042 to 0.0102), which decides nothing. With a "
+    "rate that falls to zero and 1000 steps 3 of 16 networks still err in 3 % to 7 % of the prompts (0.011, 0.000 to "
+    "0.023): hence 4000.",
 )
 def three_layers_generalise(ds: xr.Dataset):
-    shifted = {
-        f"S_1={total:g}": at_most(ds.late_error.sel(sufficient=total), 0.01, over="seed")
-        for total in ds.sufficient.values
-    }
-    return all_of(unseen=at_most(ds.late_unseen, 0.01, over="seed"), **shifted)
+    unseen = at_most(ds.unseen.isel(step=-1), 0.01, over="seed")
+    return all_of(unseen=unseen, **_small_where_sufficient(ds, 0.5))
 
 
 @three_layers.claim(
@@ -360,10 +364,7 @@ def three_layers_generalise(ds: xr.Dataset):
     "after 400 steps, and on a ninth after 2000.",
 )
 def three_layers_as_printed(ds: xr.Dataset):
-    wide = ds.error.sel(K=5.0)
-    return all_of(
-        **{f"S_1={total:g}": at_most(wide.sel(S_1=total), 0.01, over="seed") for total in ds.S_1.values[ds.S_1 >= 1]}
-    )
+    return all_of(**_small_where_sufficient(ds, 5.0))
 
 
 @three_layers.figure
