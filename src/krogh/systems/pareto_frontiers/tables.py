@@ -108,7 +108,7 @@ class Surrogates(Training):
     "Width and sparse rows on synthetic tables: a tree, an xor, a band among irrelevant heavy-tailed features",
     presets={
         "smoke": Surrogates(widths=(8, 16), samples=(20, 40), epochs=5, trees=(10,), test=200, seeds=2),
-        "quick": Surrogates(seeds=48),
+        "quick": Surrogates(seeds=160),
         "paper": Surrogates(
             widths=(100, 300, 1000, 3000), samples=(100, 300, 1000, 3000), sparsities=(0, 2, 4), test=10_000, seeds=100
         ),
