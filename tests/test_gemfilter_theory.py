@@ -11,7 +11,7 @@ from krogh.systems.gemfilter.cost import efficiency_fit
 from krogh.systems.gemfilter.exact import distinct
 from krogh.systems.gemfilter.needle import words_of
 from krogh.systems.gemfilter.planted import A, B, average_pool, coverage, planted_prompts, planted_scores
-from krogh.systems.gemfilter.retrieval import copies, texts
+from krogh.systems.gemfilter.retrieval import copies, distance_vanishes, texts
 from krogh.systems.gemfilter.tables import tables
 from krogh.theory.gemfilter import LLAMA, NEMO, PHI, needle_score
 
@@ -148,3 +148,20 @@ def test_the_command_refuses_what_it_cannot_use(tmp_path, capsys):
         told = capsys.readouterr().err
         assert said in told and told.count("\n") == 1
     assert not (tmp_path / "page.html").exists()
+
+
+def test_networks_that_never_learned_to_retrieve_are_left_out_of_the_verdicts():
+    far_then_near = np.array([[5, 5], [0, 0]])
+    ds = xr.Dataset(
+        {
+            "distance": (("seed", "layer", "prompt"), np.stack([far_then_near, far_then_near, far_then_near[::-1]])),
+            "filter_layer": ("seed", [1, 1, 1]),
+            "train_stage": ("seed", [4, 4, 0]),
+        },
+        coords={"layer": [0, 1]},
+        attrs={"stages": 4},
+    )
+    assert distance_vanishes.predicate(ds).outcome == "holds"
+    assert distance_vanishes.predicate(ds.assign(train_stage=("seed", [4, 4, 4]))).outcome == "undecided"
+    alone = distance_vanishes.predicate(ds.assign(train_stage=("seed", [4, 3, 0])))
+    assert (alone.outcome, alone.n) == ("undecided", 1)

@@ -6,14 +6,15 @@ The answer is known exactly, so the score of a method is the share of the three 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, wraps
 from typing import Any
 
 import numpy as np
 import xarray as xr
 
-from krogh.lab import all_of, at_least, at_most, every
+from krogh.lab import Verdict, all_of, at_least, at_most, every
 from krogh.lab.figures import COLOURS, curve_with_spread, new_figure, reported
 from krogh.systems.gemfilter import system
 from krogh.systems.gemfilter.planted import BEGIN, FILL, FIRST, QUERY, SECOND, VALUES, VOCABULARY, A, B, V
@@ -26,7 +27,8 @@ class Retrieval:
 
     Before them a network learns to copy texts of `copied` tokens: matching what came before then takes hundreds of
     steps, where questions alone take thousands. After them, or before the end of `steps`, the learning rate falls to
-    zero over `settle` steps. The unit of replication is a network; each sees `prompts` of its own.
+    zero over `settle` steps. The unit of replication is a network; each sees `prompts` of its own. One that has not
+    passed all stages within `steps` answers nothing and is left out of the verdicts.
     """
 
     hidden: int = 64
@@ -274,8 +276,27 @@ def _measured(s: Retrieval, seed: int) -> xr.Dataset:
             **{f"train_{name}": value for name, value in trained.items()},
         },
         coords={"filter": list(filters), "layer": range(s.layers), "depth": (("prompt",), depths)},
-        attrs={"length": s.length, "keep": s.keep},
+        attrs={"length": s.length, "keep": s.keep, "stages": 1 + len(s.stages)},
     )
+
+
+def _learned(ds: xr.Dataset) -> xr.Dataset:
+    """The networks that have passed all stages of the training."""
+    return ds.isel(seed=np.flatnonzero(ds.train_stage == ds.attrs["stages"]))
+
+
+def by_the_able(judge: Callable[..., Verdict]) -> Callable[..., Verdict]:
+    """The verdict over the networks that have learned to retrieve: the others have nothing to filter for."""
+
+    @wraps(judge)
+    def judged(ds: xr.Dataset, **options: Any) -> Verdict:
+        able = _learned(ds)
+        if able.sizes["seed"] < 2:
+            detail = f"{able.sizes['seed']} of {ds.sizes['seed']} networks have learned to retrieve"
+            return Verdict("undecided", None, "two networks that retrieve", n=able.sizes["seed"], detail=detail)
+        return judge(able, **options)
+
+    return judged
 
 
 def _score(ds: xr.Dataset, approach: str, n: int | None = None, keep: int | None = None) -> xr.DataArray:
@@ -288,11 +309,13 @@ def _ratio(part: np.ndarray, whole: np.ndarray) -> float:
     return part.mean() / whole.mean()
 
 
+@by_the_able
 def keeps_the_score(ds: xr.Dataset, gem: str):
     below = 100 * ds.by_layer.sel(filter=gem).isel(layer=slice(0, -1)).mean("prompt").max("layer")
     return at_least((below, _score(ds, "full")), 0.95, stat=_ratio, over="seed")
 
 
+@by_the_able
 def a_middle_layer_filters(ds: xr.Dataset, gem: str):
     mean = 100 * ds.by_layer.sel(filter=gem).mean("prompt")
     best, last = mean.max("layer"), ds.sizes["layer"] - 1
@@ -303,6 +326,7 @@ def a_middle_layer_filters(ds: xr.Dataset, gem: str):
     )
 
 
+@by_the_able
 def only_the_last_row(ds: xr.Dataset, gem: str):
     parts = {name: (_score(ds, name), _score(ds, "full")) for name in (gem, "middle row", "largest row")}
     return all_of(
@@ -312,6 +336,7 @@ def only_the_last_row(ds: xr.Dataset, gem: str):
     )
 
 
+@by_the_able
 def running_again(ds: xr.Dataset, gem: str):
     within = _score(ds, gem) - _score(ds, "one-run")
     return all_of(
@@ -320,12 +345,14 @@ def running_again(ds: xr.Dataset, gem: str):
     )
 
 
+@by_the_able
 def better_than_everything(ds: xr.Dataset, gem: str):
     return all_of(
         **{f"n = {n}": at_least(_score(ds, gem, n) - _score(ds, "full", n), 0, over="seed") for n in _longer(ds)}
     )
 
 
+@by_the_able
 def against_eviction(ds: xr.Dataset, gem: str):
     own, snap, h2o = (_score(ds, name, keep=int(ds.keep[0])) for name in (gem, "snapkv", "h2o"))
     return all_of(
@@ -386,6 +413,7 @@ retrieval.claim(
     finding="Of the small networks of `quick` most reach 100 % and a few have no such layer: 95.0 % over 48 of them, "
     "on the bound.",
 )
+@by_the_able
 def distance_vanishes(ds: xr.Dataset):
     return all_of(
         filter_layer=at_least((ds.distance.sel(layer=ds.filter_layer) == 0).mean("prompt"), 0.95, over="seed"),
@@ -404,6 +432,7 @@ def distance_vanishes(ds: xr.Dataset):
     "pooled scores further. Without the question the second run answers another prompt. SmolLM2's layers do keep the "
     "end of the prompt (fig-9.5): a language model looks back at its last words, these networks need not",
 )
+@by_the_able
 def the_question_is_kept(ds: xr.Dataset):
     return at_least(ds.question_kept.sel(layer=ds.filter_layer).mean("prompt"), 0.95, over="seed")
 
@@ -486,7 +515,8 @@ def retrieval_plot(ds: xr.Dataset):
         left.plot(one, np.full(len(one), place), "k.", markersize=2)
     left.set_yticks(range(ds.sizes["approach"]), list(ds.approach.values))
     left.invert_yaxis()
-    left.set(xlabel="needle score (%); a dot per network", xlim=(0, 103), title=f"n = {length}, k = {k}")
+    able = f"{_learned(ds).sizes['seed']} of {ds.sizes['seed']} networks have learned to retrieve"
+    left.set(xlabel="needle score (%); a dot per network", xlim=(0, 103), title=f"n = {length}, k = {k}; {able}")
 
     shown = {gem: ds.by_layer.sel(filter=gem) for gem in (SOURCE, PINNED)}
     shown |= {"needle kept": ds.covered, "question kept": ds.question_kept}
