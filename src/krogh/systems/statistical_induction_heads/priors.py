@@ -7,7 +7,7 @@ import numpy as np
 import xarray as xr
 
 from krogh.errors import InputError
-from krogh.lab import all_of, at_least, at_most
+from krogh.lab import all_of, at_least, at_most, every
 from krogh.lab.figures import COLOURS, curve_with_spread, new_figure, theory
 from krogh.lab.times import first_time
 from krogh.probes.markov import OnOtherChains, divergences
@@ -213,7 +213,7 @@ class Symbols:
     "The stages with more symbols",
     presets={
         "smoke": Symbols(k=5, t=20, dropout=0.0, steps=20, every=10, validation=64, seeds=2),
-        "quick": Symbols(k=5, t=100, dropout=0.0, steps=600, every=60, validation=512, seeds=4),
+        "quick": Symbols(dropout=0.0, steps=3000, validation=512, seeds=8),
         "paper": Symbols(),
     },
 )
@@ -224,15 +224,15 @@ def more_symbols(s: Symbols) -> xr.Dataset:
 
 @more_symbols.claim(
     "17.E4",
-    "k = 8, t = 200: unigrams are the nearest strategy at some record, bigrams at the end",
+    "k = 8, t = 200: in every seed unigrams are the nearest strategy at some record, bigrams at the end",
     source="Fig E.4",
-    presets=("paper",),
+    presets=("quick", "paper"),
 )
 def stages_with_more_symbols(ds: xr.Dataset):
     closest = nearest(ds)
     return all_of(
-        unigrams=at_least((closest == UNIGRAM).any("step"), 0.999, over="seed"),
-        bigrams=at_least(closest.isel(step=-1) == BIGRAM, 0.999, over="seed"),
+        unigrams=every((closest == UNIGRAM).any("step"), over="seed"),
+        bigrams=every(closest.isel(step=-1) == BIGRAM, over="seed"),
     )
 
 
