@@ -165,7 +165,7 @@ def plot_flipped_labels(ds: xr.Dataset) -> "Figure":
             seeds=2,
             shown=10,
         ),
-        "quick": replace(SMALL, irrelevant=3, examples=8, steps=600),
+        "quick": replace(SMALL, irrelevant=3, examples=8, steps=2000, seeds=16),
         "paper": Sentiment(irrelevant=6, steps=4000, batch=64, precision="tensorfloat32"),
     },
     stand_in="decoders of up to a million parameters on synthetic prompts for Llama 2 on SST-2 with GSM-IC",
@@ -208,8 +208,9 @@ def irrelevant_words(s: Sentiment) -> xr.Dataset:
     "least as much as for the smallest, mean over 100 prompts (two-sided 95 % interval of the difference above 0)",
     source="Fig 5.3",
     presets=("quick", "paper"),
-    finding="With two small sizes, short prompts and 8 seeds (quick) the shares are .37 (small) and .32 (large), a "
-    "difference of -.04 (-.13 to .05) that decides nothing.",
+    finding="It takes trained networks. After 600 steps (64 seeds) the large one follows .73 and the small one .25 of "
+    "the inverted prompts, and their shares do not differ (-.03, -.06 to .01). After 2000 both have learned, and the "
+    "small one has stopped looking at irrelevant words (.09) while the large one goes on (.30).",
 )
 def larger_looks_around(ds: xr.Dataset):
     share = ds.share.sel(labels="correct").mean("prompt")
