@@ -130,6 +130,12 @@ def test_tables_and_rows_give_the_layer_written_out(embedding_dropout):
     np.testing.assert_allclose(_every(lambda n, row: n(row))(network, x), right, atol=1e-5)
     np.testing.assert_allclose(_trained(network, x, 2), right, atol=1e-5)
     np.testing.assert_allclose(_every(lambda n, row: n.attention(row))(network, x), weights, atol=1e-6)
+    made, known = (
+        eqx.filter_jit(eqx.filter_grad(lambda n, f=f: jnp.sum(jnp.sin(f(n)))))(network)
+        for f in (lambda n: n.batch(x, jax.random.key(2))[0], lambda n: jax.vmap(lambda row: _by_hand(n, row)[0])(x))
+    )
+    for ours, theirs in zip(jax.tree.leaves(made), jax.tree.leaves(known), strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=2e-5)
 
 
 def test_one_score_far_above_the_others_does_not_cancel_the_rest():
@@ -155,10 +161,12 @@ def test_dropout_keeps_the_mean_and_restarts_have_their_own_masks():
     assert not np.allclose(outputs[0], outputs[2])
 
 
+@pytest.mark.parametrize("attention_dropout", [True, False])
 @pytest.mark.parametrize("embedding_dropout", [0.0, 0.1])
-def test_outputs_under_dropout_scatter_around_those_without(embedding_dropout):
+def test_outputs_under_dropout_scatter_around_those_without(embedding_dropout, attention_dropout):
     task = SparseBoolean(5)
-    network = _network(task, dropout=0.02, embedding_dropout=embedding_dropout / 5, scale=0.2)
+    dropout = {"embedding_dropout": embedding_dropout / 5, "attention_dropout": attention_dropout}
+    network = _network(task, dropout=0.02, scale=0.2, **dropout)
     x = jnp.tile(task.sample(jax.random.key(1), 1).x, (4000, 1))
     mean = _trained(network, x, 0).mean(axis=0)
     np.testing.assert_allclose(mean, network(x[0]), atol=0.02)
