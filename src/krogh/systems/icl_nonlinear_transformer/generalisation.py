@@ -377,7 +377,7 @@ def plot_three_layers(ds: xr.Dataset):
     left.set(xlabel="sum of coefficients $S_1$", ylabel="out-of-domain error", title="a")
     left.set_yscale("symlog", linthresh=0.01)
     left.set_ylim(0, None)
-    left.legend(loc="lower left", fontsize=6)
+    left.legend(loc="center right", bbox_to_anchor=(1.0, 0.62), fontsize=6)
     _draw_lengths(right, ds.by_length)
     right.set(title="b: query at positions it was not trained on")
     return figure

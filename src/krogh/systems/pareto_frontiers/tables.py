@@ -131,9 +131,8 @@ def surrogates(s: Surrogates) -> xr.Dataset:
     "most that at r = 100 for 2-sparse rows and both of the smallest training sizes, and at the smallest, at the "
     "largest width, 2-sparse rows are at most 0.5 points above dense ones; medians over replicas, with an interval",
     source="Fig 6.3, Fig C.3, findings 2T and 3T",
-    finding="All six medians are lower at the larger width, by .1 to 1.3 points (quick) and, at width 1000, by .3 to "
-    "1.2 (32 replicas), but 48 replicas leave the second best table's worse size between -.7 and +.1 points: some "
-    "hundreds would decide.",
+    finding="All six medians are lower at the larger width, but by so little that 48 replicas left the second best "
+    "table's worse size between -.7 and +.1 points; 160 decide.",
 )
 def width_and_sparsity_help(ds: xr.Dataset):
     error = ds.error.isel(depth=-1).sortby("m").transpose("seed", "kind", "m", ...)
