@@ -509,33 +509,39 @@ def retrieval_plot(ds: xr.Dataset):
     fig, axes = new_figure(2, 2, size=(8.6, 5.6))
     left, middle, keeps, right = axes.ravel()
     length, k = ds.attrs["length"], ds.attrs["keep"]
-    for place, approach in enumerate(ds.approach.values):
-        one = _score(ds, str(approach)).values
-        left.barh(place, one.mean(), color=COLOURS[place % len(COLOURS)], height=0.7, alpha=0.6)
+    able = f"{_learned(ds).sizes['seed']} of {ds.sizes['seed']} networks have learned to retrieve"
+    ds = _learned(ds) if _learned(ds).sizes["seed"] else ds
+    colours = {str(approach): COLOURS[place % len(COLOURS)] for place, approach in enumerate(ds.approach.values)}
+    for place, (approach, colour) in enumerate(colours.items()):
+        one = _score(ds, approach).values
+        left.barh(place, one.mean(), color=colour, height=0.7, alpha=0.6)
         left.plot(one, np.full(len(one), place), "k.", markersize=2)
     left.set_yticks(range(ds.sizes["approach"]), list(ds.approach.values))
     left.invert_yaxis()
-    able = f"{_learned(ds).sizes['seed']} of {ds.sizes['seed']} networks have learned to retrieve"
     left.set(xlabel="needle score (%); a dot per network", xlim=(0, 103), title=f"n = {length}, k = {k}; {able}")
 
     shown = {gem: ds.by_layer.sel(filter=gem) for gem in (SOURCE, PINNED)}
     shown |= {"needle kept": ds.covered, "question kept": ds.question_kept}
-    for (name, values), colour in zip(shown.items(), COLOURS, strict=False):
-        style = "--" if name.endswith("kept") else "-"
-        curve_with_spread(middle, 100 * values.mean("prompt"), "layer", label=name, color=colour, linestyle=style)
+    for name, values in shown.items():
+        style = (
+            {"color": colours[name]} if name in colours else {"color": COLOURS[6 + name.startswith("q")], "ls": "--"}
+        )
+        curve_with_spread(middle, 100 * values.mean("prompt"), "layer", label=name, **style)
     middle.set(xlabel="filter layer", ylabel="% of prompts, or score", ylim=(-3, 103), xticks=ds.layer.values)
     middle.set_title("score and kept tokens by filter layer")
     middle.legend()
 
     for name in (SOURCE, PINNED, "snapkv", "h2o"):
-        curve_with_spread(keeps, 100 * ds.score.sel(approach=name, n=length).mean("prompt"), "keep", label=name)
+        values = 100 * ds.score.sel(approach=name, n=length).mean("prompt")
+        curve_with_spread(keeps, values, "keep", label=name, color=colours[name])
     keeps.set(xlabel=f"kept tokens k of {length}", ylabel="needle score (%)", ylim=(-3, 103), xscale="log")
     keeps.set_xticks(ds.keep.values, list(map(str, ds.keep.values)))
     keeps.minorticks_off()
     keeps.legend()
 
     for name in ("full", SOURCE, PINNED, "one-run"):
-        curve_with_spread(right, 100 * ds.score.sel(approach=name, keep=k).mean("prompt"), "n", label=name)
+        values = 100 * ds.score.sel(approach=name, keep=k).mean("prompt")
+        curve_with_spread(right, values, "n", label=name, color=colours[name])
     reported(right, 83.8, "GemFilter, Nemo (reported)")
     reported(right, 82.7, "One-Run, Nemo (reported)")
     right.set(xlabel=f"prompt length n (trained up to {length})", ylim=(-3, 103), xscale="log")
