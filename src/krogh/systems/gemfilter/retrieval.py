@@ -523,10 +523,8 @@ def retrieval_plot(ds: xr.Dataset):
     shown = {gem: ds.by_layer.sel(filter=gem) for gem in (SOURCE, PINNED)}
     shown |= {"needle kept": ds.covered, "question kept": ds.question_kept}
     for name, values in shown.items():
-        style = (
-            {"color": colours[name]} if name in colours else {"color": COLOURS[6 + name.startswith("q")], "ls": "--"}
-        )
-        curve_with_spread(middle, 100 * values.mean("prompt"), "layer", label=name, **style)
+        colour, style = (colours[name], "-") if name in colours else (COLOURS[6 + name.startswith("question")], "--")
+        curve_with_spread(middle, 100 * values.mean("prompt"), "layer", label=name, color=colour, linestyle=style)
     middle.set(xlabel="filter layer", ylabel="% of prompts, or score", ylim=(-3, 103), xticks=ds.layer.values)
     middle.set_title("score and kept tokens by filter layer")
     middle.legend()

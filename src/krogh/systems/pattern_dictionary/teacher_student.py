@@ -217,7 +217,7 @@ cifar = system.experiment(
         ),
         # smaller networks, batches and a tenth of the images: what two cores train in minutes
         "quick": Mixture(
-            "cifar-10", "ResNet", 3, (5,), train=5000, steps=1500, checkpoints=3, teachers=1, seeds=6, batch=32
+            "cifar-10", "ResNet", 3, (5,), train=5000, steps=1500, checkpoints=3, teachers=1, seeds=16, batch=32
         ),
         "paper": Mixture(
             "cifar-10",
@@ -279,7 +279,7 @@ cifar.claim(
     "Students of one teacher: at every share the images are ahead of the Gaussian inputs at the end",
     source="Fig A.20",
     presets=("quick", "paper"),
-)(same_trend)
+)(same_trend.predicate)
 
 
 foreign = system.experiment(

@@ -282,9 +282,21 @@ def small_grid(s: Grid) -> xr.Dataset:
     return _grid(s)
 
 
-@small_grid.claim("13.12", f"{RATIO}; {FITS}", source="Fig 4.2, scaled down", presets=("quick", "paper"))
+@small_grid.claim("13.12", RATIO, source="Fig 4.2, scaled down", presets=("quick", "paper"))
 def small_grid_grows_slowly(ds: xr.Dataset):
-    return all_of(ratio=_grows_slowly(ds), aic=at_least(_trials(ds)[0], 0.0, stat=_fit_advantage(ds)))
+    return _grows_slowly(ds)
+
+
+@small_grid.claim(
+    "13.12b",
+    FITS,
+    source="Fig 4.2, scaled down",
+    presets=("paper",),
+    finding="m* moves in steps of ten: with 16 trials (quick) the difference of the AICs lies between -6.5 and 4.9, "
+    "which decides nothing.",
+)
+def small_grid_logarithm_fits(ds: xr.Dataset):
+    return at_least(_trials(ds)[0], 0.0, stat=_fit_advantage(ds))
 
 
 @small_grid.claim("13.13", BOUNDS, source="§4.6", presets=("quick", "paper"))
