@@ -135,8 +135,8 @@ class OneLayerTransformer(Architecture):
     """GPT-style weights: matrices and embeddings N(0, `scale`²), biases 0, layer norms the identity.
 
     `dropout` is that of the residual branches and, unless `attention_dropout` is False, of the attention weights. Where
-    neither these nor embeddings are dropped out, training goes through the tables, which on CPUs is 4 times (n = 100) to
-    8 times (n = 400) cheaper.
+    neither these nor embeddings are dropped out, training goes through the tables, which on CPUs is 4 times (n = 100)
+    to 8 times (n = 400) cheaper.
     """
 
     emb: int = eqx.field(static=True, default=64)

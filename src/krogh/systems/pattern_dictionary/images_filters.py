@@ -272,8 +272,8 @@ LOOSE = (
     "-0.97), but are looser: in the looser of the two, filters have cosines 0.14 to 0.35 to its centre (2 networks)."
 )
 LATER = (
-    "With 8 filters and 2000 images (quick) 3 epochs are 120 steps, in which filters hardly turn yet at this rate: they "
-    "turn more afterwards. At the document's widths all eight means are positive, but two networks decide nothing."
+    "With 8 filters and 2000 images (quick) 3 epochs are 120 steps, in which filters hardly turn yet at this rate: "
+    "they turn more afterwards. At the document's widths all eight means are positive, but two networks decide nothing."
 )
 SOONER = (
     "With 8 filters and 2000 images (quick) the first two stages turn more in the first 3 epochs, the third a little "
