@@ -265,6 +265,10 @@ def test_a_store_that_is_a_file_gets_one_sentence(krogh, tmp_path, monkeypatch):
     assert code == 2 and "cannot write" in err and err.count("\n") == 1
 
 
+def _judged_twice(experiment):
+    return experiment.claim("1b", "so too")(experiment.claim("1", "so")(print))
+
+
 @pytest.mark.parametrize(
     "call",
     [
@@ -280,6 +284,7 @@ def test_a_store_that_is_a_file_gets_one_sentence(krogh, tmp_path, monkeypatch):
         lambda: read("x", dict, "table"),
         lambda: System("s", 1, "t", "q", "x").experiment("e", "t", presets={"smok": 1})(print),
         lambda: System("s", 1, "t", "q", "x").experiment("e", "t", presets={"smoke": 1})(print),
+        lambda: _judged_twice(System("s", 1, "t", "q", "x").experiment("e", "t", presets={"quick": 1})(print)),
     ],
 )
 def test_the_api_refuses_in_one_sentence(call):

@@ -206,6 +206,23 @@ def test_replicas_that_take_turns_go_the_same_way(monkeypatch):
     np.testing.assert_array_equal(together.data.accuracy, in_turn.data.accuracy)
 
 
+def test_replicas_take_turns_where_side_by_side_they_leave_the_cache(monkeypatch):
+    found, decide = {}, engine.Ensemble._with_turns
+
+    def told(self, *arguments):
+        program = decide(self, *arguments)
+        found[self.spec.network.width, self.group.size] = program.in_turn
+        return program
+
+    monkeypatch.setattr(engine.Ensemble, "_with_turns", told)
+    cores = jax.local_device_count()
+    # a step of 32 examples makes arrays of 128 KiB at width 1000 and of 13 KiB at width 100
+    cases = {(1000, 32 * cores): True, (1000, 2 * cores): False, (100, 256 * cores): False}
+    for width, seeds in cases:
+        kr.train(kr.tasks.SparseParity(10, 2), kr.nn.MLP(width), kr.SGD(batch=32), 1, seeds=seeds, networks=False)
+    assert {case: found[case] for case in cases} == cases
+
+
 def test_the_largest_array_is_found_inside_loops():
     def function(x):
         return jax.lax.fori_loop(0, 3, lambda i, a: a + jnp.outer(x, x).sum(), 0.0)

@@ -92,6 +92,11 @@ class Experiment:
             raise InputError(f"{self.name} has two claims {id!r}; join them with all_of.")
 
         def register(predicate: Callable[[xr.Dataset], Verdict]) -> Claim:
+            if not callable(predicate):
+                raise InputError(
+                    f"claim {id} of {self.name} needs a function of the dataset (of another claim: its .predicate), "
+                    f"got a {type(predicate).__name__}."
+                )
             self.claims.append(Claim(id, statement, predicate, source, presets or PRESETS, finding))
             return self.claims[-1]
 
