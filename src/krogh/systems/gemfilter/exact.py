@@ -131,9 +131,9 @@ def _exact(s: Exact) -> xr.Dataset:
     same, listed = [], []
     for q, key in zip(query, keys, strict=True):
         scores = pooled(row_scores(torch.tensor(q)[:, None], torch.tensor(key))[0])
-        chosen = top(scores, s.keep)
-        same.append(chosen.tolist() == naive_choice(q, key, s.keep))
-        listed.append(torch.sort(scores.topk(s.keep).indices).indices.tolist() == chosen.tolist())
+        kept = top(scores, s.keep).tolist()
+        same.append(kept == naive_choice(q, key, s.keep))
+        listed.append(torch.sort(scores.topk(s.keep).indices).indices.tolist() == kept)
     equal, ordered = [], []
     names = ("full", "snapkv", "h2o", "one-run")
     errors = np.zeros((len(s.families), len(names), s.prompts))
