@@ -243,9 +243,9 @@ cifar = system.experiment(
     "Gaussians",
     source="Figs 2.4b, A.18b",
     presets=("quick", "paper"),
-    finding="All parts point the reported way. With 6 small students (quick) only the distance to the student on images "
-    "alone is not decided (.030, -.002 to .062), with 2 of the document's size neither that (.010) nor how far the "
-    "mixture stays below (.125).",
+    finding="All parts point the reported way. With 6 small students (quick) only the distance to the student on "
+    "images alone is not decided (.030, -.002 to .062), with 2 of the document's size neither that (.010) nor how far "
+    "the mixture stays below (.125).",
 )
 def structure_helps_on_cifar(ds: xr.Dataset):
     return judge_structure(ds.isel(step=[0, -1]))
