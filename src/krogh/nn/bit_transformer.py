@@ -56,6 +56,11 @@ class BitTransformer(eqx.Module):
     embedding_dropout: float = eqx.field(static=True)
     attention_dropout: bool = eqx.field(static=True)
 
+    @property
+    def _asking(self) -> Float[Array, " emb"]:
+        """The [CLS] row as it enters the layer."""
+        return self.tokens[2] + self.positions[-1]
+
     def _head(self, query: Float[Array, "*batch heads attn"]) -> Float[Array, "*batch heads emb"]:
         """Each head's query carried through the key matrix: its product with a normed row is the score."""
         return jnp.einsum("...ha,eha->...he", query, self.key) / math.sqrt(self.key.shape[-1])
@@ -63,7 +68,7 @@ class BitTransformer(eqx.Module):
     def _scores(self) -> tuple[Array, Array, Array, Array]:
         """Scores (2, heads, n) of either bit and (heads,) of [CLS], the normed rows (2, n, emb) and [CLS]'s (emb,)."""
         bits = self.norm(self.tokens[:2, None] + self.positions[:-1])
-        last = self.norm(self.tokens[2] + self.positions[-1])
+        last = self.norm(self._asking)
         head = self._head(self.query(last))
         return jnp.einsum("he,vne->vhn", head, bits), head @ last, bits, last
 
@@ -96,7 +101,7 @@ class BitTransformer(eqx.Module):
         return quotient(sums[..., :-1] + own_weight * self.value(last), sums[..., -1:] + own_weight)
 
     def __call__(self, x: Float[Array, " n"]) -> Float[Array, " outputs"]:
-        return self._read(self.tokens[2] + self.positions[-1], self._mixed(x))
+        return self._read(self._asking, self._mixed(x))
 
     def batch(self, x: Float[Array, "batch n"], key: PRNGKeyArray) -> tuple[Array, "BitTransformer"]:
         """Outputs with dropout on embeddings, attention weights and both residual branches."""
@@ -107,11 +112,11 @@ class BitTransformer(eqx.Module):
         attended = [(heads, size, n1)] if self.attention_dropout else []
         *attending, brought, fed = dropout_masks(keys[0], self.dropout, *attended, (size, emb), (size, emb))
         if not (self.attention_dropout or self.embedding_dropout):
-            return self._read(self.tokens[2] + self.positions[-1], self._mixed(x), (brought, fed)), self
+            return self._read(self._asking, self._mixed(x), (brought, fed)), self
         dropped = attending[0] if attending else 1.0
         if self.embedding_dropout:
             body = jnp.where(x[..., None] > 0.5, self.tokens[1], self.tokens[0]) + self.positions[:-1]
-            row = jnp.broadcast_to(self.tokens[2] + self.positions[-1], (size, 1, emb))
+            row = jnp.broadcast_to(self._asking, (size, 1, emb))
             (mask,) = dropout_masks(keys[1], self.embedding_dropout, (size, n1, emb))
             rows = jnp.concatenate([body, row], axis=1) * mask
             normed, row = self.norm(rows), rows[:, -1]
@@ -120,7 +125,7 @@ class BitTransformer(eqx.Module):
             mixed = jnp.einsum("bhe,eha->bha", jnp.einsum("hbn,bne->bhe", weights, normed), self.value.weight)
             mixed = mixed + weights.sum(axis=-1).T[..., None] * self.value.bias
         else:
-            row = self.tokens[2] + self.positions[-1]
+            row = self._asking
             table, own, bits, last = self._scores()
             chosen = jnp.where(x > 0.5, table[1, :, None], table[0, :, None])
             own = jnp.broadcast_to(own[:, None, None], (heads, size, 1))

@@ -211,8 +211,8 @@ def _rank_correlations(ds: xr.Dataset) -> xr.DataArray:
 
 @initial_gaps.claim(
     "15.S8",
-    "(15,3), width 100, online: the neurons that are large at the end are those whose population gradient had the "
-    "larger Fourier gap at the start (Spearman's correlation over the neurons of a network, mean > 0)",
+    "(15,3) (paper: (19,3)), width 100, online: the neurons that are large at the end are those whose population "
+    "gradient had the larger Fourier gap at the start (Spearman's correlation over the neurons of a network, mean > 0)",
     source="§6.3.2, the lottery reading of width",
     finding="A weak relation: 0.17 on average. Most neurons never grow, and a few with a negative gap do.",
 )

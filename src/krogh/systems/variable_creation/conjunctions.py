@@ -162,6 +162,10 @@ def _grows_slowly(ds: xr.Dataset):
     return at_most(_trials(ds)[0], 2 / float(np.log(16)), stat=_growth(ds))
 
 
+def _logarithm_fits(ds: xr.Dataset):
+    return at_least(_trials(ds)[0], 0.0, stat=_fit_advantage(ds))
+
+
 def _lower_bounds(ds: xr.Dataset):
     """Lower bounds on m* are judged only where m* could lie below them: m* is never below the smallest m tried."""
     success, _, m = _trials(ds)
@@ -229,19 +233,11 @@ def sample_grid(s: Grid) -> xr.Dataset:
     return _grid(s)
 
 
-@sample_grid.claim("13.12", RATIO, source="Fig 4.2", presets=("paper",))
-def grows_slowly(ds: xr.Dataset):
-    return _grows_slowly(ds)
-
-
-@sample_grid.claim("13.12b", FITS, source="Fig 4.2", presets=("paper",))
-def logarithm_fits(ds: xr.Dataset):
-    return at_least(_trials(ds)[0], 0.0, stat=_fit_advantage(ds))
-
-
-@sample_grid.claim("13.13", f"{BOUNDS} (paper: the factor alone, for m starts at 50)", source="§4.6")
-def above_lower_bounds(ds: xr.Dataset):
-    return _lower_bounds(ds)
+grows_slowly = sample_grid.claim("13.12", RATIO, source="Fig 4.2", presets=("paper",))(_grows_slowly)
+sample_grid.claim("13.12b", FITS, source="Fig 4.2", presets=("paper",))(_logarithm_fits)
+above_lower_bounds = sample_grid.claim(
+    "13.13", f"{BOUNDS} (paper: the factor alone, for m starts at 50)", source="§4.6"
+)(_lower_bounds)
 
 
 @sample_grid.claim("13.12c", "m* is about 70 at T = 300 (within a factor 1.5)", source="Fig 4.3", presets=("paper",))
@@ -282,26 +278,16 @@ def small_grid(s: Grid) -> xr.Dataset:
     return _grid(s)
 
 
-@small_grid.claim("13.12", RATIO, source="Fig 4.2, scaled down", presets=("quick", "paper"))
-def small_grid_grows_slowly(ds: xr.Dataset):
-    return _grows_slowly(ds)
-
-
-@small_grid.claim(
+small_grid.claim("13.12", RATIO, source="Fig 4.2, scaled down", presets=("quick", "paper"))(_grows_slowly)
+small_grid.claim(
     "13.12b",
     FITS,
     source="Fig 4.2, scaled down",
     presets=("paper",),
     finding="m* moves in steps of ten: with 16 trials (quick) the difference of the AICs lies between -6.5 and 4.9, "
     "which decides nothing.",
-)
-def small_grid_logarithm_fits(ds: xr.Dataset):
-    return at_least(_trials(ds)[0], 0.0, stat=_fit_advantage(ds))
-
-
-@small_grid.claim("13.13", BOUNDS, source="§4.6", presets=("quick", "paper"))
-def small_grid_above_lower_bounds(ds: xr.Dataset):
-    return _lower_bounds(ds)
+)(_logarithm_fits)
+small_grid.claim("13.13", BOUNDS, source="§4.6", presets=("quick", "paper"))(_lower_bounds)
 
 
 @small_grid.figure
