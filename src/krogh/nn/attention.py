@@ -211,13 +211,14 @@ class Pool:
 def dropout_masks(key: PRNGKeyArray, rate: float, *shapes: tuple[int, ...]) -> list[Array]:
     """Factors that are 0 with probability `rate`, in steps of 1/256, and 1/(1 − rate) otherwise, of these shapes.
 
-    Random words are a third of a step's cost, hence 8 bits each; all come from one draw, because every further call of
-    the generator would cost a second of compilation.
+    All come from one draw, because every further call of the generator would cost a second of compilation. A word of it
+    serves four numbers: drawn as bytes, every one of them would cost a word.
     """
     if rate == 0:
         return [jnp.ones(shape) for shape in shapes]
     sizes = [math.prod(shape) for shape in shapes]
     dropped = round(rate * 256)
-    kept = jax.random.bits(key, (sum(sizes),), jnp.uint8) >= dropped
-    parts = jnp.split(jnp.where(kept, 256 / (256 - dropped), 0.0), list(accumulate(sizes))[:-1])
-    return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
+    words = jax.random.bits(key, (-(-sum(sizes) // 4),), jnp.uint32)
+    numbers = jax.lax.bitcast_convert_type(words, jnp.uint8).ravel()
+    parts = jnp.split(jnp.where(numbers >= dropped, 256 / (256 - dropped), 0.0), list(accumulate(sizes)))
+    return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=False)]

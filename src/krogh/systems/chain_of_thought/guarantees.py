@@ -46,7 +46,7 @@ class Span(Testing):
     presets={
         "smoke": Span(**SMOKE_TEST | {"d": 14}),
         "quick": Span(),
-        "paper": Span(lengths=(10, 20, 40, 80, 160), queries=2048, at_once=256, seeds=64),
+        "paper": Span(lengths=(10, 20, 40, 80, 160), queries=1024, at_once=256, seeds=64),
     },
 )
 def span(s: Span) -> xr.Dataset:
@@ -143,9 +143,8 @@ class Bound(Testing):
             alphas=(0.2, 0.4, 0.8),
             taus=(0.3, 0.5, 0.6),
             rhos=(0.45, 0.5, 0.6, 0.7),
-            queries=2048,
-            at_once=64,
-            seeds=64,
+            queries=256,
+            seeds=32,
         ),
     },
 )

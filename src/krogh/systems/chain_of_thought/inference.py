@@ -170,7 +170,7 @@ def _draw_panels(ds: xr.Dataset, error: str, names: dict[str, str], reported: st
 PANELS: dict[str, Any] = {
     "smoke": Panels(**SMOKE_TEST, alphas=(0.4, 0.8), taus=(0.5, 0.8), rhos=(0.1, 0.6)),
     "quick": Panels(),
-    "paper": Panels(lengths=(2, 5, 10, 15, 20, 30, 40, 60, 80, 160), queries=4096, at_once=512, seeds=64),
+    "paper": Panels(lengths=(2, 5, 10, 15, 20, 30, 40, 60, 80, 160), queries=1024, at_once=512, seeds=64),
 }
 
 
@@ -274,7 +274,7 @@ class Condition(Testing):
     presets={
         "smoke": Condition(**SMOKE_TEST),
         "quick": Condition(),
-        "paper": Condition(lengths=(10, 20, 40, 80, 160, 320, 640, 1280, 2560), queries=2048, at_once=128, seeds=64),
+        "paper": Condition(lengths=(10, 20, 40, 80, 160, 320, 640, 1280, 2560), queries=512, at_once=128, seeds=64),
     },
 )
 def comparison(s: Condition) -> xr.Dataset:

@@ -40,7 +40,7 @@ class Patterns(Training):
     presets={
         "smoke": Patterns(**SMOKE | {"d": 12, "steps": 100}, patterns=(5, 8), level=0.1),
         "quick": Patterns(),
-        "paper": Patterns(patterns=(10, 20, 40, 80, 160), d=200, steps=3000, validation=1024, seeds=64),
+        "paper": Patterns(patterns=(10, 20, 40, 80, 160), d=200, steps=3000, validation=1024),
     },
 )
 def patterns(s: Patterns) -> xr.Dataset:
@@ -93,7 +93,7 @@ class Stage1(Training):
     presets={
         "smoke": Stage1(**SMOKE | {"steps": 200}, many_steps=(2, 3), alphas=(0.4, 0.8), level=0.1),
         "quick": Stage1(),
-        "paper": Stage1(steps=1500, many_steps=(2, 3, 4, 5, 6, 8, 10), validation=1024, seeds=64),
+        "paper": Stage1(steps=1500, many_steps=(2, 3, 4, 5, 6, 8, 10), validation=1024),
     },
 )
 def first_stage(s: Stage1) -> xr.Dataset:

@@ -259,7 +259,7 @@ class LeastNorm:
     presets={
         "smoke": LeastNorm(restarts=16, seeds=2, steps=200),
         "quick": LeastNorm(restarts=64),
-        "paper": LeastNorm(restarts=1024, seeds=16, steps=20_000),
+        "paper": LeastNorm(restarts=256, seeds=16, steps=20_000),
     },
 )
 def least_norm(s: LeastNorm) -> xr.Dataset:

@@ -273,7 +273,7 @@ def along_eigenvectors(network: InContextRegressor, task: RegressionPrompts) -> 
     presets={
         "smoke": Pretraining(steps=50, long_steps=100, batch=16, seeds=2),
         "quick": Pretraining(batch=64),
-        "paper": Pretraining(seeds=32),
+        "paper": Pretraining(),
     },
 )
 def pretraining(s: Pretraining) -> xr.Dataset:

@@ -31,7 +31,7 @@ class Classical(Training):
     presets={
         "smoke": Classical(steps=60, prompts=8, lengths=(10, 20), seeds=2),
         "quick": Classical(),
-        "paper": Classical(lengths=(2, 3, 5, 7, 10, 15, 20, 25, 30, 40), prompts=256, seeds=64),
+        "paper": Classical(lengths=(2, 3, 5, 7, 10, 15, 20, 25, 30, 40), prompts=256),
     },
 )
 def classical(s: Classical) -> xr.Dataset:

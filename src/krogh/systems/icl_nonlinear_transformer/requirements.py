@@ -106,7 +106,7 @@ class Exponents(Training):
     presets={
         "smoke": Exponents(etas=(0.5, 1.0), betas=(3.0,), deltas=(0.1,), patterns=(6,), steps=50, seeds=2),
         "quick": Exponents(),
-        "paper": Exponents(steps=4000, seeds=64),
+        "paper": Exponents(steps=4000, seeds=16),
     },
 )
 def step_law(s: Exponents) -> xr.Dataset:
@@ -190,7 +190,7 @@ class TrainingLength(Training):
     presets={
         "smoke": TrainingLength(alphas=(0.8,), lengths=(4, 8), steps=40, prompts=128, seeds=2),
         "quick": TrainingLength(),
-        "paper": TrainingLength(lengths=(*range(1, 17), 20, 24, 32, 40, 48, 64), prompts=8192, seeds=64),
+        "paper": TrainingLength(lengths=(*range(1, 17), 20, 24, 32, 40, 48, 64), prompts=4096, seeds=24),
     },
 )
 def training_lengths(s: TrainingLength) -> xr.Dataset:
@@ -270,8 +270,7 @@ class Tasks(Training):
         "quick": Tasks(),
         "paper": Tasks(
             counts=((1, 2, 3, 4, 5, 7, 9), (1, 2, 3, 4, 5, 6, 7, 9, 12), (1, 2, 4, 6, 7, 8, 9, 11, 16)),
-            prompts=16_384,
-            seeds=64,
+            prompts=8192,
         ),
     },
 )

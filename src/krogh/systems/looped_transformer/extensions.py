@@ -208,7 +208,7 @@ def relative_miss(network, validation):
     presets={
         "smoke": Trained(steps=100, prompts=50, seeds=4),
         "quick": Trained(),
-        "paper": Trained(steps=10_000, prompts=4000, seeds=256),
+        "paper": Trained(steps=10_000, prompts=4000, seeds=96),
     },
 )
 def trained(s: Trained) -> xr.Dataset:
