@@ -77,7 +77,7 @@ class Stages(Training):
     presets={
         "smoke": Stages(**SMOKE | {"dense": 20}),
         "quick": Stages(),
-        "paper": Stages(eta=1.0, steps=6000, dense=600, validation=2048, seeds=64),
+        "paper": Stages(eta=1.0, steps=6000, dense=600),
     },
 )
 def stages(s: Stages) -> xr.Dataset:
