@@ -15,7 +15,7 @@ import numpy as np
 import xarray as xr
 from jaxtyping import Array
 
-from krogh.lab import all_of, at_most, equals, every
+from krogh.lab import all_of, at_least, at_most, equals, every
 from krogh.lab.figures import COLOURS, new_figure, reported
 from krogh.nn.mlp import DeepMLP
 from krogh.nn.sparse import SparseRows
@@ -279,7 +279,14 @@ table_c2 = system.experiment(
     "Best network against best random forest on tables (with the curves of Fig C.3)",
     presets={
         "smoke": SMOKE,
-        "quick": Tables(sets=("heloc", "MagicTelescope"), widths=(300,), max_depths=(None, 10)),
+        # california alone needs another package to be read
+        "quick": Tables(
+            sets=tuple(name for name in SETS if name != "california"),
+            fractions=(0.003, 0.01),
+            widths=(100, 300),
+            max_depths=(None, 4),
+            seeds=16,
+        ),
         "paper": Tables(
             sets=SETS,
             fractions=(1, 0.1, 0.01),
@@ -292,6 +299,26 @@ table_c2 = system.experiment(
     },
     stand_in=STAND_IN,
 )(tables)
+
+
+@table_c2.claim(
+    "15.18b",
+    "With 1 % of the rows the best random forest has the lower median test error, on average over the sets, as it has "
+    "in Table C.2 on each of these",
+    source="Table C.2",
+    finding="Most medians are within two points of the published ones, although fewer sizes are tried. On electricity, "
+    "here with two columns fewer, and on MagicTelescope the networks are level or ahead.",
+)
+def forests_lead_on_few_rows(ds: xr.Dataset):
+    few = ds.sel(fraction=0.01)
+    networks = few.error.stack(model=("s", "depth", "width")).transpose("seed", "set", "model").values
+    forests = few.forest_error.transpose("seed", "set", "forest").values
+
+    def lead(networks: np.ndarray, forests: np.ndarray) -> float:
+        best = [np.nanmin(np.median(errors, axis=0), axis=-1) for errors in (networks, forests)]
+        return float(np.mean(best[0] - best[1]))
+
+    return at_least((networks, forests), 0.0, stat=lead)
 
 
 @table_c2.figure
