@@ -10,6 +10,7 @@ import pytest
 
 import krogh as kr
 from krogh.errors import InputError
+from krogh.nn import decoder
 from krogh.nn.attention import (
     LayerNorm,
     by_lag,
@@ -143,21 +144,28 @@ def test_the_output_bias_is_added():
     np.testing.assert_allclose(moved(x) - network(x), bias, atol=1e-5)
 
 
-def test_the_question_all_inputs_share_is_asked_once_and_gets_the_same_answers():
-    network = SymbolTransformer(heads=2, emb=8, attn=4).build(ModularAddition(5, 3), jax.random.key(0))
+@pytest.mark.parametrize("layers", [1, 2])
+def test_tables_of_the_first_block_change_nothing(layers, monkeypatch):
+    """Outputs and gradients of three ways: by tables, without them as for many symbols, and position by position."""
+    network = SymbolTransformer(layers, heads=2, emb=8, attn=4).build(ModularAddition(5, 3), jax.random.key(0))
     x = jnp.array([[4, 0, 2], [1, 1, 3]])
 
     def position_by_position(network, x):
-        return network.norm(network.blocks[0](network.sequence(x)))[-1] @ network.output + network.output_bias
+        sequence = network.sequence(x)
+        for block in network.blocks:
+            sequence = block(sequence)
+        return network.norm(sequence)[-1] @ network.output + network.output_bias
 
-    np.testing.assert_allclose(
-        jax.vmap(network)(x), jax.vmap(partial(position_by_position, network))(x), rtol=1e-5, atol=1e-6
-    )
-    slopes = [
-        eqx.filter_grad(lambda n, f=f: jnp.sum(jax.vmap(partial(f, n))(x) ** 3))(network)
-        for f in (type(network).__call__, position_by_position)
-    ]
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4), *slopes)
+    def measured(run):
+        cubes = eqx.filter_grad(lambda n: jnp.sum(jax.vmap(partial(run, n))(x) ** 3))
+        return jax.vmap(partial(run, network))(x), cubes(network)
+
+    agree = partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-4)
+    expected = measured(position_by_position)
+    jax.tree.map(agree, measured(decoder.Decoder.__call__), expected)
+    monkeypatch.setattr(decoder.Decoder, "_first_block", None)
+    monkeypatch.setattr(decoder, "TABLED", 0)
+    jax.tree.map(agree, measured(decoder.Decoder.__call__), expected)
 
 
 def test_dropout_masks_keep_the_mean_and_drop_the_share():

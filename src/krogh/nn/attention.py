@@ -107,17 +107,11 @@ class Attention(eqx.Module):
     out: Float[Array, "heads attn emb"] | None
     lags: Float[Array, "lags heads attn"] | None = None
 
-    def scores(
-        self, sequence: Float[Array, "n emb"], first: int = 0, asking: Float[Array, "queries emb"] | None = None
-    ) -> Float[Array, "heads queries n"]:
-        """x_i Q_h (x_j K_h + r_{i−j,h})ᵀ/√d_attn for the queries i ≥ first and all j.
-
-        `asking` are the same vectors x_i, where they do not depend on the input: a batch then has them once.
-        """
+    def scores(self, sequence: Float[Array, "n emb"], first: int = 0) -> Float[Array, "heads queries n"]:
+        """x_i Q_h (x_j K_h + r_{i−j,h})ᵀ/√d_attn for the queries i ≥ first and all j."""
         n, emb = sequence.shape
         _, heads, attn = self.key.shape
-        asking = sequence[first:] if asking is None else asking
-        query = jnp.einsum("qe,eha->hqa", asking, self.query) / math.sqrt(attn)
+        query = jnp.einsum("qe,eha->hqa", sequence[first:], self.query) / math.sqrt(attn)
         if len(query[0]) * (attn + n) * emb < n * attn * (emb + len(query[0])):  # few queries: keys are never made
             scores = jnp.einsum("hqa,eha->hqe", query, self.key) @ sequence.T
         else:
@@ -179,12 +173,6 @@ class Block(eqx.Module):
         seen = self.normed(sequence)
         brought = self.attention.mix(masks[0] * self.attention.weights(seen, first), seen)
         return self.fed(sequence[first:] + masks[1] * brought, masks[-1])
-
-    def closed(self, sequence: Float[Array, "n emb"], closing: Float[Array, " emb"]) -> Float[Array, "1 emb"]:
-        """The last position, whose vector `closing` is that of every sequence."""
-        seen = self.normed(sequence)
-        weights = softmax_weights(self.attention.scores(seen, len(seen) - 1, self.normed(closing[None])))
-        return self.fed(closing + self.attention.mix(weights, seen))
 
 
 # ------------------------------------------------------------------------------------------- initialisation and noise

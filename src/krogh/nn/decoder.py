@@ -15,6 +15,7 @@ from krogh.nn.attention import (
     FeedForward,
     LayerNorm,
     Pool,
+    causal,
     dropout_masks,
     layer_norm,
     sinusoidal,
@@ -25,6 +26,8 @@ from krogh.tasks.base import Task
 
 # Up to so many symbols are picked by products.
 FEW = 8
+# Up to so many pairs of a place and a symbol have tables of their own.
+TABLED = 400
 
 
 class Decoder(eqx.Module):
@@ -32,7 +35,7 @@ class Decoder(eqx.Module):
 
         s = √emb · tokens[x] + positions  (symbols)  or  x · tokens + positions  (vectors);  f = LN(blocks(s)) W + b.
 
-    closing   append the last symbol ("=") to every input
+    closing   append the last symbol ("=") to every input, of few symbols at few places without lags
     reads     "last": outputs at the last position alone, where the last block is then computed; "all": at every one
     """
 
@@ -82,18 +85,44 @@ class Decoder(eqx.Module):
         return sequence + positions[first : first + len(sequence)]
 
     def _run(self, x: Array, masks: list[list[Array]] | None) -> Array:
-        sequence = self.sequence(x)
+        n = len(x) + self.closing
+        tabled = self.closing and not masks and n * len(self.tokens) <= TABLED
+        sequence = x if tabled else self.sequence(x)
         if masks:
             sequence = sequence * masks[0][0]
         for i, block in enumerate(self.blocks):
-            first = len(sequence) - 1 if self.reads == "last" and i == len(self.blocks) - 1 else 0
-            if masks:
-                sequence = block(sequence, first, masks[i + 1])
-            elif first and i == 0 and self.closing:
-                sequence = block.closed(sequence, self._placed(self.embedded()[-1:], first)[0])
+            first = n - 1 if self.reads == "last" and i == len(self.blocks) - 1 else 0
+            if i == 0 and tabled:
+                sequence = self._first_block(x, first)
             else:
-                sequence = block(sequence, first)
+                sequence = block(sequence, first, masks[i + 1]) if masks else block(sequence, first)
         return self._answer((sequence if self.norm is None else self.norm(sequence)) @ self.output)
+
+    def _first_block(self, x: Int[Array, " n"], first: int) -> Float[Array, "queries emb"]:
+        """x_1, …, x_n "=" after the first block, the positions from `first` on, by tables over places and symbols.
+
+        A batch shares the tables: projections are made for p n + 1 rows instead of n + 1 an input, and scores for all
+        pairs of rows in a product per head, where an input would need a tiny one per head.
+        """
+        block, symbols = self.blocks[0], len(self.tokens) - 1
+        everywhere = jnp.broadcast_to(self.embedded()[:-1], (len(x), *self.embedded()[:-1].shape))
+        body = jax.vmap(self._placed, in_axes=1, out_axes=1)(everywhere)
+        rows = jnp.concatenate([body.reshape(-1, body.shape[-1]), self._placed(self.embedded()[-1:], len(x))])
+        at = jnp.append(jnp.arange(len(x)) * symbols + x, len(rows) - 1)
+
+        seen, asking = block.normed(rows), first * symbols
+        query, key, value = (
+            jnp.einsum("te,eha->tha", seen[start:], matrix)
+            for start, matrix in ((asking, block.attention.query), (0, block.attention.key), (0, block.attention.value))
+        )
+        scores = jnp.einsum("qha,tha->qth", query, key) / math.sqrt(key.shape[-1])
+        scores = jnp.where(causal(len(at), first)[..., None], scores[at[first:, None] - asking, at], -jnp.inf)
+        weights = jax.nn.softmax(scores, axis=1)
+        if len(weights) == 1:
+            mixed = jnp.einsum("qnh,nha->qha", weights, value[at])
+        else:  # a sum, because products of matrices this small are slow, above all on GPUs
+            mixed = jnp.sum(weights[..., None] * value[at], axis=1)
+        return block.fed(rows[at[first:]] + jnp.einsum("qha,hae->qe", mixed, block.attention.out))
 
     def _on_symbols(self, x: Int[Array, "*batch n"]) -> Array:
         state = after_first(self.blocks[0], self.embedded(), x)
