@@ -214,6 +214,8 @@ def plot_tables(ds: xr.Dataset) -> "Figure":
 
 # ------------------------------------------------------------------------------------------- Theorem 5.5.2
 
+GROUPS = 20
+
 
 @dataclass(frozen=True)
 class Behaviour:
@@ -247,17 +249,23 @@ def behaviour(s: Behaviour) -> xr.Dataset:
     return xr.concat(parts, "case").assign_coords(case=names)
 
 
+def _groupable(split: tuple[int, int]) -> tuple[int, int]:
+    """So many batches that groups of them can be averaged: sizes that need more of them then have as many means."""
+    batches, size = split
+    return -(-batches // GROUPS) * GROUPS, size
+
+
 def _energies(heads: tuple[Heads, Heads], s: Behaviour) -> xr.Dataset:
     """tr P_D of both models, and sampled means of ‖P_D Ξ‖² with Ξ the mean of M uniform sign vectors."""
     P = [projection(h) for h in heads]
     d, M = len(P[0]), min(s.lengths)
-    batches, size = Prompts(s.noise_draws).split(M * d)
+    batches, size = _groupable(Prompts(s.noise_draws).split(M * d))
 
     def measure(key):
         Xi = jax.random.rademacher(key, (size, M, d), jnp.float32).mean(axis=1)
         return jnp.stack([jnp.mean(jnp.sum((Xi @ jnp.asarray(p, jnp.float32)) ** 2, axis=1)) for p in P])
 
-    energy = over_seeds(measure, batches)
+    energy = over_seeds(measure, batches).reshape(GROUPS, -1, 2).mean(axis=1)
     return xr.Dataset(
         {"trace": ("model", [np.trace(p) for p in P]), "energy": (("noise_batch", "model"), energy)},
         coords={"model": ["small", "large"]},
@@ -276,9 +284,7 @@ def _sampled(heads: tuple[Heads, Heads], k: int, gamma: float, s: Behaviour) -> 
     limits = [jnp.asarray(np.nan_to_num(h.outputs(gamma)), jnp.float32) for h in heads]
     rows = []
     for M in s.lengths:
-        batches, size = Prompts(s.prompts, s.numbers).split((M + 1) * d)
-        # few batches of long prompts: their means are grouped, so that all lengths have as many
-        batches = -(-batches // 20) * 20
+        batches, size = _groupable(Prompts(s.prompts, s.numbers).split((M + 1) * d))
 
         def measure(key, M=M, size=size):
             def one(others):
@@ -299,7 +305,7 @@ def _sampled(heads: tuple[Heads, Heads], k: int, gamma: float, s: Behaviour) -> 
             return jax.vmap(one)(jnp.array([0.0, 1.0]))
 
         found = over_seeds(measure, batches)
-        rows.append([a.reshape(20, -1, 2, 2).mean(axis=1) for a in found])
+        rows.append([a.reshape(GROUPS, -1, 2, 2).mean(axis=1) for a in found])
     dims = ("M", "batch", "tasks", "model")
     names = ("accuracy", "hinge", "distance")
     return xr.Dataset(
