@@ -146,7 +146,8 @@ def test_the_output_bias_is_added():
 
 @pytest.mark.parametrize("layers", [1, 2])
 def test_tables_of_the_first_block_change_nothing(layers, monkeypatch):
-    """Outputs and gradients of three ways: by tables, without them as for many symbols, and position by position."""
+    """Outputs and gradients of four ways: by tables, with rows picked by products as on GPUs, without tables as for
+    many symbols, and position by position."""
     network = SymbolTransformer(layers, heads=2, emb=8, attn=4).build(ModularAddition(5, 3), jax.random.key(0))
     x = jnp.array([[4, 0, 2], [1, 1, 3]])
 
@@ -163,6 +164,9 @@ def test_tables_of_the_first_block_change_nothing(layers, monkeypatch):
     agree = partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-4)
     expected = measured(position_by_position)
     jax.tree.map(agree, measured(decoder.Decoder.__call__), expected)
+    with monkeypatch.context() as on_gpu:
+        on_gpu.setattr(jax, "default_backend", lambda: "gpu")
+        jax.tree.map(agree, measured(decoder.Decoder.__call__), expected)
     monkeypatch.setattr(decoder.Decoder, "_first_block", None)
     monkeypatch.setattr(decoder, "TABLED", 0)
     jax.tree.map(agree, measured(decoder.Decoder.__call__), expected)

@@ -118,10 +118,10 @@ class Decoder(eqx.Module):
         scores = jnp.einsum("qha,tha->qth", query, key) / math.sqrt(key.shape[-1])
         scores = jnp.where(causal(len(at), first)[..., None], scores[at[first:, None] - asking, at], -jnp.inf)
         weights = jax.nn.softmax(scores, axis=1)
-        if len(weights) == 1:
+        if jax.default_backend() == "cpu" and len(weights) == 1:
             mixed = jnp.einsum("qnh,nha->qha", weights, value[at])
         else:  # a sum, because products of matrices this small are slow, above all on GPUs
-            mixed = jnp.sum(weights[..., None] * value[at], axis=1)
+            mixed = jnp.sum(weights[..., None] * _picked(value, x, at), axis=1)
         return block.fed(rows[at[first:]] + jnp.einsum("qha,hae->qe", mixed, block.attention.out))
 
     def _on_symbols(self, x: Int[Array, "*batch n"]) -> Array:
@@ -162,6 +162,16 @@ class Decoder(eqx.Module):
         drawn = iter(dropout_masks(jax.random.fold_in(key, self.masks.value), self.dropout, *shapes))
         masks = [[next(drawn)]] + [[next(drawn) for _ in range(2 + (b.mlp is not None))] for b in self.blocks]
         return jax.vmap(self._run)(x, masks), self
+
+
+def _picked(table: Float[Array, "rows *rest"], x: Int[Array, " n"], at: Int[Array, " n1"]) -> Float[Array, "n1 *rest"]:
+    """table[at]: of every place's rows the one of its symbol, and the last row of all."""
+    if jax.default_backend() == "cpu":
+        return table[at]
+    # a product, whose gradient is one too: scattered sums over a batch are slow on GPUs
+    body = table[:-1].reshape(len(x), -1, *table.shape[1:])
+    chosen = jnp.einsum("js,js...->j...", jax.nn.one_hot(x, body.shape[1]), body)
+    return jnp.concatenate([chosen, table[-1:]])
 
 
 POSITIONS = ("learned", "relative", "sinusoidal", "none")

@@ -169,11 +169,19 @@ four_inputs.claim(
 )(cosine_attention)
 
 
+SINGLE_HEADS = (
+    "Accuracy is reached. In the median head one pair of frequencies holds {median} of the power, {times} what it had "
+    "untrained; {share} of the heads reach 0.3, the strongest head of a network {most} in the mean: the published "
+    "pictures are those of single heads. The embeddings' power hardly moves with so little decay."
+)
+
+
 four_inputs.claim(
     "03.19",
     "(4, 31), 160 heads, AdamW with weight decay 1e-3 as in the source: the thresholds of 03.18",
     source="Fig 4.3",
     presets=("paper",),
+    finding=SINGLE_HEADS.format(median="0.04", times="twice", share="1 %", most="0.31"),
 )(cosine_attention)
 
 
@@ -196,6 +204,7 @@ three_inputs.claim(
     "(3, 61), 160 heads, AdamW with weight decay 1e-3 as in the source: the thresholds of 03.18",
     source="Fig C.5",
     presets=("paper",),
+    finding=SINGLE_HEADS.format(median="0.03", times="five times", share="1.5 %", most="0.31"),
 )(cosine_attention)
 
 
@@ -215,6 +224,7 @@ five_inputs.claim(
     "(5, 17), 160 heads, AdamW with weight decay 1e-3 as in the source: the thresholds of 03.18",
     source="Fig C.6",
     presets=("paper",),
+    finding=SINGLE_HEADS.format(median="0.11", times="twice", share="0.4 %", most="0.29"),
 )(cosine_attention)
 
 
