@@ -176,6 +176,33 @@ def test_unfinished_work_is_kept_for_the_next_run_and_cleared_after_it(store, mo
     assert seen[-1] is False
 
 
+PROGRAMS = """
+import sys
+import jax
+import xarray as xr
+from krogh.lab.store import Store
+if sys.argv[2] == "gpu":
+    jax.default_backend = lambda: "gpu"
+def compiled(settings):
+    return xr.Dataset({"x": float(jax.jit(lambda x: x.sum() + 1)(jax.numpy.ones(3)))})
+class Toy:
+    name, function = "toy", staticmethod(compiled)
+Store(sys.argv[1])._compute(Toy, None, __import__("pathlib").Path(sys.argv[1]) / "partial", False, None)
+"""
+
+
+@pytest.mark.parametrize(("backend", "own"), [("gpu", False), ("gpu", True), ("cpu", False)])
+def test_programs_for_gpus_are_kept_unless_the_user_keeps_them(tmp_path, backend, own):
+    home, elsewhere = tmp_path / "runs", tmp_path / "elsewhere"
+    plain = {name: value for name, value in os.environ.items() if name != "JAX_COMPILATION_CACHE_DIR"}
+    plain |= {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+    if own:
+        plain["JAX_COMPILATION_CACHE_DIR"] = str(elsewhere)
+    subprocess.run([sys.executable, "-c", PROGRAMS, str(home), backend], check=True, env=plain)
+    assert (home / "programs").exists() == (backend == "gpu" and not own)
+    assert elsewhere.exists() == own
+
+
 def test_runs_are_found_by_key_or_by_name(store):
     key = store.obtain(coins()).key
     assert store.find(key[:6]).key == store.find("toy-coins/fig-1@quick").key == key

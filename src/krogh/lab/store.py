@@ -4,6 +4,7 @@
     <store>/<system>/<experiment>/<key>.json       the manifest: checksum, settings, versions, device
     <store>/<system>/<experiment>/<key>.partial/   checkpoints of unfinished work
     <store>/locks/<key>, <store>/damaged/          one lock per key; files whose checksum did not match
+    <store>/programs/                              what was compiled for GPUs; may be deleted at any time
 
 A result counts only when both files are there and the checksum in the manifest is that of the dataset.
 """
@@ -175,6 +176,14 @@ class Store:
             raise InputError(missing)
         return result
 
+    def _keep_programs(self) -> None:
+        """On GPUs compiled programs outlast the process, unless the user keeps them elsewhere: choosing the kernels of
+        a transformer takes a minute, and a resumed run should go on with the same ones."""
+        import jax
+
+        if jax.default_backend() != "cpu" and not jax.config.values["jax_compilation_cache_dir"]:
+            jax.config.update("jax_compilation_cache_dir", str((self.root / "programs").absolute()))
+
     def _compute(
         self, experiment: Experiment, settings: Any, partial: Path, fresh: bool, progress: Progress | None
     ) -> xr.Dataset:
@@ -185,6 +194,7 @@ class Store:
 
         if fresh:
             shutil.rmtree(partial, ignore_errors=True)
+        self._keep_programs()
         try:
             with workspace(checkpoints=partial, progress=progress):
                 dataset = experiment.function(settings)
