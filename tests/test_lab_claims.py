@@ -8,6 +8,7 @@ import xarray as xr
 
 from krogh.errors import InputError
 from krogh.lab import (
+    System,
     all_of,
     at_least,
     at_most,
@@ -173,6 +174,13 @@ def test_geometric_times_pass_the_geometric_test_and_concentrated_ones_do_not():
     assert statistics.ks_geometric(checked, spacing=50)[1] > 0.001
     assert statistics.ks_geometric(RNG.normal(1000, 100, 400).round())[1] < 1e-6
     assert math.isnan(statistics.ks_geometric([5, np.inf, np.inf])[1])
+
+
+def test_a_claim_is_judged_at_presets_that_its_experiment_has():
+    large = System("toy", 99, "Toy", "Why?", "nowhere").experiment("fig-1", "Toy", presets={"paper": None})(xr.Dataset)
+    assert large.claim("1", "x is small")(lambda ds: at_most(ds.x, 1)).presets == ("paper",)
+    with pytest.raises(InputError, match="unknown preset of claim 2 'quick'; it can be paper"):
+        large.claim("2", "x is smaller", presets=("quick",))
 
 
 def test_bad_requests_say_what_is_allowed():

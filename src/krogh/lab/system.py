@@ -87,7 +87,7 @@ class Experiment:
     ) -> Callable[[Callable[[xr.Dataset], Verdict]], Claim]:
         """Decorator: a predicate on the dataset, `predicate(ds) -> Verdict`."""
         for preset in presets or ():
-            check_choice(f"preset of claim {id}", preset, PRESETS)
+            check_choice(f"preset of claim {id}", preset, self.available)
         if any(claim.id == id for claim in self.claims):
             raise InputError(f"{self.name} has two claims {id!r}; join them with all_of.")
 
@@ -97,7 +97,7 @@ class Experiment:
                     f"claim {id} of {self.name} needs a function of the dataset (of another claim: its .predicate), "
                     f"got a {type(predicate).__name__}."
                 )
-            self.claims.append(Claim(id, statement, predicate, source, presets or PRESETS, finding))
+            self.claims.append(Claim(id, statement, predicate, source, presets or self.available, finding))
             return self.claims[-1]
 
         return register
