@@ -84,7 +84,7 @@ LEARNERS = ("full", "ticket", "random subnet", "untrained", "LASSO ticket", "ran
     presets={
         "smoke": Lottery(d=50, m=25, samples=4000, test=1000, seeds=2),
         "quick": Lottery(seeds=12),
-        "paper": Lottery(seeds=32, test=10_000),
+        "paper": Lottery(seeds=400, test=10_000),
     },
 )
 def lottery(s: Lottery) -> xr.Dataset:
@@ -146,8 +146,8 @@ def lottery(s: Lottery) -> xr.Dataset:
 @lottery.claim(
     "02.20",
     "XOR, d = 400, sigma_B = sqrt(d)/4, 4m = 200: the neurons with cos >= 0.95 to a feature after step 1, head "
-    "retrained, are within 0.06 of the full network, >= 0.3 above untrained features of that number, and on average "
-    "no worse than a random subnetwork of that size after the step",
+    "retrained, are >= 0.3 above untrained features of that number, and on average no worse than a random subnetwork "
+    "of that size after the step",
     source="Prop. B.1",
     presets=("quick", "paper"),
 )
@@ -155,10 +155,22 @@ def ticket_wins(ds: xr.Dataset):
     at = ds.accuracy.sel(task="XOR")
     ticket = at.sel(learner="ticket")
     return all_of(
-        full=at_most(at.sel(learner="full") - ticket, 0.06, over="seed"),
         untrained=at_least(ticket - at.sel(learner="untrained"), 0.3, over="seed"),
         random=at_least(ticket - at.sel(learner="random subnet"), 0.0, over="seed"),
     )
+
+
+@lottery.claim(
+    "02.20b",
+    "These neurons are within 0.06 of the full network",
+    source="Prop. B.1",
+    presets=("paper",),
+    finding="Few seeds cannot tell: four in five are within 0.06, but in one of thirty no neuron comes near some "
+    "feature, and the ticket loses up to 0.5. The mean is .026 of 12 seeds, .049 of 32 and .051 (.037 to .067) of 128.",
+)
+def ticket_keeps_up(ds: xr.Dataset):
+    at = ds.accuracy.sel(task="XOR")
+    return at_most(at.sel(learner="full") - at.sel(learner="ticket"), 0.06, over="seed")
 
 
 @lottery.figure
