@@ -162,7 +162,7 @@ def ticket_wins(ds: xr.Dataset):
 
 @lottery.claim(
     "02.20b",
-    "These neurons are within 0.06 of the full network",
+    "In the setting of 02.20 the subnetwork of these neurons, head retrained, is within 0.06 of the full network",
     source="Prop. B.1",
     presets=("paper",),
     finding="Few seeds cannot tell: four in five are within 0.06, but in one of thirty no neuron comes near some "
