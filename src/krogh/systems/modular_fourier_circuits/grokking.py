@@ -10,7 +10,7 @@ import xarray as xr
 from jaxtyping import Array, Float
 
 from krogh.errors import check_choice
-from krogh.lab import all_of, at_least, at_most
+from krogh.lab import all_of, at_least, at_most, share_at_least
 from krogh.lab.figures import curve_with_spread, new_figure
 from krogh.lab.times import first_time
 from krogh.nn.decoder import Decoder, SymbolTransformer
@@ -174,18 +174,31 @@ gap_only = system.experiment(
     "Figure 4.4 up to where the seen part is learned, which is all that the gap needs",
     presets={
         "smoke": replace(SMOKE, ends="seen"),
-        "paper": replace(ORIGINAL, ends="seen", seeds=8),
+        "paper": replace(ORIGINAL, ends="seen", every=10, seeds=96),
     },
 )(curves)
 
 
-for experiment in (grokking, gap_only):
-    experiment.claim(
-        "03.21",
-        "160 heads, p = 97, 31, 11, 5, weight decay 1e-3: G decreases in k, is >= 0.3 at k = 2 and <= 0.05 at k = 5",
-        source="Fig 4.4",
-        presets=("paper",),
-    )(gap_closes)
+gap_only.claim(
+    "03.21",
+    "160 heads, p = 97, 31, 11, 5, weight decay 1e-3: G decreases in k, is >= 0.3 at k = 2 and <= 0.05 at k = 5",
+    source="Fig 4.4",
+    presets=("paper",),
+)(gap_closes)
+
+
+@grokking.claim(
+    "03.21b",
+    "160 heads, p = 97, 31, 11, 5, weight decay 1e-3: in every panel at least half of the networks come to generalise: "
+    "validation accuracy 0.95 within 20,000 steps",
+    source="Fig 4.4",
+    presets=("paper",),
+)
+def generalises_in_every_panel(ds: xr.Dataset):
+    generalised = np.isfinite(ds.held_out_time).swap_dims(case="k")
+    return all_of(
+        **{f"k = {k}": share_at_least(generalised.sel(k=k), 0.5, over="seed") for k in ds.k.values.tolist()}
+    )
 
 
 @gap_only.figure
