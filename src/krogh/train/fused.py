@@ -24,6 +24,8 @@ LOSSES = ("hinge", "square")
 # Inputs and neurons of the largest network that fits registers; neurons of a larger one that are updated together.
 SMALL = 64, 128
 TILE = 64
+PART = 32
+STAGES = 2
 # A network of several tiles needs so many replicas to keep a GPU's multiprocessors busy.
 ENOUGH_REPLICAS = 100
 MANY_REPLICAS = 256
@@ -66,100 +68,239 @@ def steps(
     interpret: bool = False,
 ) -> tuple[TwoLayer, Float[Array, ""]]:
     """The network after one step on each batch, and the sum of the losses before the steps."""
-    from jax.experimental import pallas as pl
-    from jax.experimental.pallas import triton
-
-    count, batch, n = x.shape
-    (width,) = network.bias.shape  # type: ignore[union-attr]
-    small = _is_small(network)
-    parts = [(0, _power_of_two(n))] if small else _parts(n)
-    neurons = _power_of_two(width) if small else TILE
-    tiles = -(-width // neurons)
+    run = _in_registers if _is_small(network) else _tile_by_tile
+    batch = x.shape[1]
     loss = loss_function(learner.loss)
-
-    def kernel(x_ref, y_ref, outputs_ref, _w, _b, _u, c_ref, rate_ref, decay_ref, w_ref, b_ref, u_ref, c_out, loss_ref):
-        rates, decays = [[ref[i] for i in range(4)] for ref in (rate_ref, decay_ref)]
-
-        def moved(i, value, slope):
-            return value - rates[i] * (slope + decays[i] * value)
-
-        def inputs(step):
-            return [x_ref[step, :, pl.ds(start, size)] for start, size in parts]
-
-        def of_loss(outputs, step):
-            """The loss, and its derivative by the outputs."""
-            labels = y_ref[step, :]
-            values, back = jax.vjp(lambda f: jax.vmap(loss)(f, labels), outputs)
-            return jnp.sum(values) / batch, back(jnp.full((batch,), 1 / batch, jnp.float32))[0]
-
-        def of_vectors(before, b, u, slope):
-            """The new bias and output weights, and the loss's derivative by the pre-activations."""
-            inward = jnp.where(before > 0, u[:, None] * slope, 0.0)
-            outward = jnp.sum(jnp.maximum(before, 0) * slope, axis=1)
-            return moved(1, b, jnp.sum(inward, axis=1)), moved(2, u, outward), inward
-
-        def in_registers(i, state):
-            w, b, u, c, total = state
-            (xs,) = inputs(i)
-            before = _times(w, xs, transposed=True) + b[:, None]
-            value, slope = of_loss(jnp.sum(jnp.maximum(before, 0) * u[:, None], axis=0) + c, i)
-            b, u, inward = of_vectors(before, b, u, slope)
-            return moved(0, w, _times(inward, xs)), b, u, moved(3, c, jnp.sum(slope)), total + value
-
-        def tile_by_tile(i, state):
-            outputs, c, total = state
-            xs, following = inputs(i), inputs(jnp.minimum(i + 1, count - 1))
-            value, slope = of_loss(outputs + c, i)
-
-            def update(tile, outputs):
-                at = pl.ds(tile * neurons, neurons)
-                b, u = b_ref[at], u_ref[at]
-                ws = [w_ref[at, pl.ds(start, size)] for start, size in parts]
-                # Pre-activations are computed again, which is faster than keeping them in memory.
-                before = sum(_times(w, part, transposed=True) for w, part in zip(ws, xs, strict=True)) + b[:, None]
-                b, u, inward = of_vectors(before, b, u, slope)
-                b_ref[at], u_ref[at] = b, u
-                then = jnp.broadcast_to(b[:, None], inward.shape)
-                for w, part, later, (start, size) in zip(ws, xs, following, parts, strict=True):
-                    w = w_ref[at, pl.ds(start, size)] = moved(0, w, _times(inward, part))
-                    then = then + _times(w, later, transposed=True)
-                return outputs + jnp.maximum(then, 0) * u[:, None]
-
-            outputs = lax.fori_loop(0, tiles, update, jnp.zeros((neurons, batch), jnp.float32))
-            if not interpret:
-                # What a thread wrote may be read by another from here on.
-                triton.debug_barrier()
-            return jnp.sum(outputs, axis=0), moved(3, c, jnp.sum(slope)), total + value
-
-        if small:
-            start = w_ref[...], b_ref[...], u_ref[...], c_ref[...], jnp.float32(0)
-            w_ref[...], b_ref[...], u_ref[...], c_out[...], loss_ref[...] = lax.fori_loop(0, count, in_registers, start)
-        else:
-            start = outputs_ref[...], c_ref[...], jnp.float32(0)
-            _, c_out[...], loss_ref[...] = lax.fori_loop(0, count, tile_by_tile, start)
-
-    # What is added to fill the tiles is zero and stays so.
-    more_inputs, more_neurons = sum(size for _, size in parts) - n, tiles * neurons - width
-    w = jnp.pad(network.weights.T, ((0, more_neurons), (0, more_inputs)))
-    b, u = (jnp.pad(vector, (0, more_neurons)) for vector in (network.bias, network.output))  # type: ignore[arg-type]
-    x = jnp.pad(x, ((0, 0), (0, 0), (0, more_inputs)))
-    outputs = jnp.zeros(batch) if small else u @ jax.nn.relu(w @ x[0].T + b[:, None])
-    parameters = [w, b, u, network.output_bias]
     decay = 0.0 if learner.weight_decay is None else learner.weight_decay
     rates, decays = (
         jnp.stack([jnp.asarray(v, jnp.float32) for v in jax.tree.leaves(per_field(name, value, network))])
         for name, value in (("lr", learner.lr), ("weight_decay", decay))
     )
-    call = pl.pallas_call(
-        kernel,
-        out_shape=[jax.ShapeDtypeStruct(shape, jnp.float32) for shape in (*(p.shape for p in parameters), ())],
-        input_output_aliases={3: 0, 4: 1, 5: 2, 6: 3},
-        interpret=interpret,
-        compiler_params=None if interpret else triton.CompilerParams(num_warps=warps, num_stages=2),
-    )
-    w, b, u, c, total = call(x.astype(jnp.bfloat16), y, outputs, *parameters, rates, decays)
+
+    def of_loss(outputs, labels):
+        """The mean loss, and its derivative by the outputs."""
+        values, back = jax.vjp(lambda f: jax.vmap(loss)(f, labels), outputs)
+        return jnp.sum(values) / batch, back(jnp.full((batch,), 1 / batch, jnp.float32))[0]
+
+    parameters, total = run(network, x, y, of_loss, learner.loss == "hinge", rates, decays, warps, interpret)
     where = lambda net: (net.weights, net.bias, net.output, net.output_bias)  # noqa: E731
-    return eqx.tree_at(where, network, (w[:width, :n].T, b[:width], u[:width], c)), total
+    return eqx.tree_at(where, network, parameters), total
+
+
+def _call(kernel, shapes, aliases, warps, interpret):
+    from jax.experimental import pallas as pl
+    from jax.experimental.pallas import triton
+
+    return pl.pallas_call(
+        kernel,
+        out_shape=shapes,
+        input_output_aliases=aliases,
+        interpret=interpret,
+        compiler_params=None if interpret else triton.CompilerParams(num_warps=warps, num_stages=STAGES),
+    )
+
+
+def _in_registers(network, x, y, of_loss, _exact, rates, decays, warps, interpret):
+    batch, n = x.shape[1:]
+    (width,) = network.bias.shape
+    inputs, neurons = _power_of_two(n), _power_of_two(width)
+
+    def kernel(x_ref, y_ref, _w, _b, _u, c_ref, rate_ref, decay_ref, w_ref, b_ref, u_ref, c_out, loss_ref):
+        moved = _mover(rate_ref, decay_ref)
+
+        def step(i, state):
+            w, b, u, c, total = state
+            xs = x_ref[i]
+            h = _times(w, xs, transposed=True) + b[:, None]
+            value, slope = of_loss(jnp.sum(jnp.maximum(h, 0) * u[:, None], axis=0) + c, y_ref[i, :])
+            inward = jnp.where(h > 0, u[:, None] * slope, 0.0)
+            outward = jnp.sum(jnp.maximum(h, 0) * slope, axis=1)
+            w, b, u = moved(0, w, _times(inward, xs)), moved(1, b, jnp.sum(inward, axis=1)), moved(2, u, outward)
+            return w, b, u, moved(3, c, jnp.sum(slope)), total + value
+
+        start = w_ref[...], b_ref[...], u_ref[...], c_ref[...], jnp.float32(0)
+        end = lax.fori_loop(0, x_ref.shape[0], step, start)
+        w_ref[...], b_ref[...], u_ref[...], c_out[...], loss_ref[...] = end
+
+    w, b, u, x = _padded(network, x, neurons, inputs)
+    parameters = [w, b, u, network.output_bias]
+    shapes = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in (*(p.shape for p in parameters), ())]
+    call = _call(kernel, shapes, {2: 0, 3: 1, 4: 2, 5: 3}, warps, interpret)
+    w, b, u, c, total = call(x, y, *parameters, rates, decays)
+    return (w[:width, :n].T, b[:width], u[:width], c), total
+
+
+def _tile_by_tile(network, x, y, of_loss, exact, rates, decays, warps, interpret):
+    from jax.experimental import pallas as pl
+    from jax.experimental.pallas import triton
+
+    count, batch, n = x.shape
+    (width,) = network.bias.shape
+    ahead = _batches_per_pass(count, batch, n)
+    blocks, tiles, later = count // ahead, -(-width // TILE), (ahead - 1) * batch
+    word = jnp.uint32 if batch <= 32 else jnp.uint64
+    whole, rest = divmod(n, PART)
+    rest = 0 if rest == 0 else _power_of_two(rest)
+    if rest == PART:
+        whole, rest = whole + 1, 0
+
+    def rows(j, size=batch):
+        return pl.ds(j * batch, size)
+
+    def kernel(
+        x_ref, gram_ref, y_ref, _w, _b, _u, c_ref, _h, _bits, _us, rate_ref, decay_ref,
+        w_ref, b_ref, u_ref, c_out, h_ref, bits_ref, us_ref, loss_ref,
+    ):  # fmt: skip
+        moved = _mover(rate_ref, decay_ref)
+        rate, kept = rate_ref[0], 1 - rate_ref[0] * decay_ref[0]
+        places = lax.broadcasted_iota(jnp.int32, (TILE, batch), 1).astype(word)
+
+        def wait():
+            # What a thread wrote may be read by another from here on.
+            if not interpret:
+                triton.debug_barrier()
+
+        def driven(on, slope):
+            """Pieces of the loss's derivative by the pre-activations, but for the output weights."""
+            return [jnp.where(on, piece, 0) for piece in _pieces(slope, 1 if exact else 3)]
+
+        def of_vectors(h, b, u, slope, live=1.0):
+            on = h > 0
+            inward = u * jnp.sum(jnp.where(on, slope, 0.0), axis=1)
+            outward = jnp.sum(jnp.maximum(h, 0) * slope, axis=1)
+            return moved(1, b, inward, live), moved(2, u, outward, live), on
+
+        def block(m, state):
+            slopes, c, total = state
+            # Before the first block nothing has been learned; after the last one nothing is left to learn.
+            live = jnp.minimum(m, 1).astype(jnp.float32)
+            more = m < blocks
+            before, following = jnp.maximum(m - 1, 0), jnp.minimum(m, blocks - 1)
+            keeps = [jnp.where(m > 0, kept ** (ahead - 1 - i), 1.0) for i in range(ahead)]
+            keep_all = jnp.where(m > 0, kept**ahead, 1.0)
+
+            def pass_through(tile, outputs):
+                at = pl.ds(tile * TILE, TILE)
+                b, u = b_ref[at], u_ref[at]
+                scales = [live * rate * keeps[i] * us_ref[i, at] for i in range(ahead - 1)] + [live * rate * u]
+                b, u, on = of_vectors(h_ref[at, rows(ahead - 1)], b, u, slopes[-1], live)
+                signals = [driven(_unpacked(bits_ref[i, at], places), slopes[i]) for i in range(ahead - 1)]
+                signals.append(driven(on, slopes[-1]))
+                b_ref[at], u_ref[at] = b, u
+
+                def move(cut, hs):
+                    w = w_ref[at, cut] * keep_all
+                    for i in range(ahead):
+                        change = sum(triton.dot(s, x_ref[before, rows(i), cut]) for s in signals[i])
+                        w = w - scales[i][:, None] * change
+                    w_ref[at, cut] = w
+                    groups = [rows(0), rows(1, later)][: len(hs)]
+                    for piece in _pieces(w, 3):
+                        hs = tuple(
+                            h + triton.dot(piece, x_ref[following, group, cut], trans_b=True)
+                            for h, group in zip(hs, groups, strict=True)
+                        )
+                    return hs
+
+                hs = tuple(jnp.zeros((TILE, size), jnp.float32) for size in (batch, later) if size)
+                hs = lax.fori_loop(0, whole, lambda p, hs: move(pl.ds(p * PART, PART), hs), hs)
+                if rest:
+                    hs = move(pl.ds(whole * PART, rest), hs)
+                h = hs[0] + b[:, None]
+                h_ref[at, rows(0)] = h
+                if later:
+                    h_ref[at, rows(1, later)] = hs[1]
+                return outputs + jnp.maximum(h, 0) * u[:, None]
+
+            def look(j, slopes):
+                scales = [rate * kept ** (j - i) for i in range(j + 1)]
+                grams = [gram_ref[following, rows(i), rows(j + 1)] for i in range(j + 1)]
+
+                def advance(tile, outputs):
+                    at = pl.ds(tile * TILE, TILE)
+                    u, h = u_ref[at], h_ref[at, rows(j + 1)] * kept ** (j + 1)
+                    us = [us_ref[i, at] for i in range(j)] + [u]
+                    b, u, on = of_vectors(h_ref[at, rows(j)], b_ref[at], u, slopes[-1])
+                    b_ref[at], u_ref[at], us_ref[j, at] = b, u, us[-1]
+                    bits_ref[j, at] = jnp.sum(on.astype(word) << places, axis=1).astype(word)
+                    ons = [_unpacked(bits_ref[i, at], places) for i in range(j)] + [on]
+                    for scale, weight, one, slope, gram in zip(scales, us, ons, slopes, grams, strict=True):
+                        change = sum(triton.dot(s, gram) for s in driven(one, slope))
+                        h = h - (scale * weight)[:, None] * change
+                    h = h + b[:, None]
+                    h_ref[at, rows(j + 1)] = h
+                    return outputs + jnp.maximum(h, 0) * u[:, None]
+
+                return advance
+
+            outputs = lax.fori_loop(0, tiles, pass_through, jnp.zeros((TILE, batch), jnp.float32))
+            wait()
+            new = []
+            for j in range(ahead):
+                value, slope = of_loss(jnp.sum(outputs, axis=0) + c, y_ref[following * ahead + j, :])
+                new.append(slope)
+                c, total = jnp.where(more, moved(3, c, jnp.sum(slope)), c), total + jnp.where(more, value, 0.0)
+                if j < ahead - 1:
+                    nothing = jnp.zeros((TILE, batch), jnp.float32)
+                    outputs = lax.fori_loop(0, jnp.minimum(blocks - m, 1) * tiles, look(j, new), nothing)
+                    wait()
+            return tuple(new), c, total
+
+        slopes = tuple(jnp.zeros((batch,), jnp.float32) for _ in range(ahead))
+        _, c_out[...], loss_ref[...] = lax.fori_loop(0, blocks + 1, block, (slopes, c_ref[...], jnp.float32(0)))
+
+    size = tiles * TILE
+    w, b, u, x = _padded(network, x, size, whole * PART + rest)
+    x = x.reshape(blocks, ahead * batch, -1)
+    gram = jnp.einsum("bin,bjn->bij", x, x, preferred_element_type=jnp.float32).astype(jnp.bfloat16)
+    h = jnp.zeros((size, ahead * batch), jnp.float32)
+    bits, us = jnp.zeros((ahead, size), word), jnp.zeros((ahead, size), jnp.float32)
+    parameters = [w, b, u, network.output_bias, h, bits, us]
+    shapes = [jax.ShapeDtypeStruct(p.shape, p.dtype) for p in parameters] + [jax.ShapeDtypeStruct((), jnp.float32)]
+    call = _call(kernel, shapes, {i + 3: i for i in range(7)}, warps, interpret)
+    w, b, u, c, *_, total = call(x, gram, y, *parameters, rates, decays)
+    return (w[:width, :n].T, b[:width], u[:width], c), total
+
+
+def _batches_per_pass(count: int, batch: int, n: int) -> int:
+    """Most that divide `count`, whose later ones fill a tile of pre-activations, and whose products are exact."""
+    products_have_eight_bits = n <= (256 if n % 2 else 512)
+    fitting = [1 + (size // batch) for size in (16, 32, 64, 128) if size >= batch]
+    return max([1] + [k for k in fitting if count % k == 0 and products_have_eight_bits])
+
+
+def _mover(rate_ref, decay_ref):
+    rates, decays = [[ref[i] for i in range(4)] for ref in (rate_ref, decay_ref)]
+
+    def moved(i, value, slope, live=1.0):
+        return value - live * rates[i] * (slope + decays[i] * value)
+
+    return moved
+
+
+def _padded(network, x, neurons, inputs):
+    """What is added to fill the tiles is zero and stays so."""
+    more_neurons, more_inputs = neurons - network.bias.shape[0], inputs - x.shape[-1]
+    w = jnp.pad(network.weights.T, ((0, more_neurons), (0, more_inputs)))
+    b, u = (jnp.pad(vector, (0, more_neurons)) for vector in (network.bias, network.output))
+    return w, b, u, jnp.pad(x, ((0, 0), (0, 0), (0, more_inputs))).astype(jnp.bfloat16)
+
+
+def _unpacked(words, places):
+    return ((words[:, None] >> places) & 1) != 0
+
+
+def _pieces(values, count):
+    """bfloat16 summands of real numbers: one of numbers that have eight bits, three of any."""
+    if count == 1:
+        return [values.astype(jnp.bfloat16)]
+    out = []
+    for _ in range(count):
+        # Bits are cut off, not rounded, which needs no conversion.
+        bits = lax.bitcast_convert_type(values, jnp.uint32)
+        out.append(lax.bitcast_convert_type((bits >> 16).astype(jnp.uint16), jnp.bfloat16))
+        values = values - lax.bitcast_convert_type(bits & jnp.uint32(0xFFFF0000), jnp.float32)
+    return out
 
 
 def _is_small(network: TwoLayer) -> bool:
@@ -171,26 +312,8 @@ def _power_of_two(size: int) -> int:
     return max(16, 1 << (size - 1).bit_length())
 
 
-def _parts(n: int) -> list[tuple[int, int]]:
-    """Starts and sizes of the pieces in which n inputs pass: powers of two up to 64 that exceed n by less than 16."""
-    parts, start = [], 0
-    while start < n:
-        whole = _power_of_two(n - start)
-        size = min(64, whole if start + whole - n < 16 else whole // 2)
-        parts.append((start, size))
-        start += size
-    return parts
-
-
 def _times(matrix: Array, signs: Array, transposed: bool = False) -> Array:
     """matrix @ signs, or matrix @ signsᵀ: three products that are exact, because every summand has eight bits."""
     from jax.experimental.pallas import triton
 
-    out: Any = 0.0
-    for _ in range(3):
-        # Bits are cut off, not rounded, which needs no conversion.
-        bits = lax.bitcast_convert_type(matrix, jnp.uint32)
-        upper = lax.bitcast_convert_type((bits >> 16).astype(jnp.uint16), jnp.bfloat16)
-        out = out + triton.dot(upper, signs, trans_b=transposed)
-        matrix = matrix - lax.bitcast_convert_type(bits & jnp.uint32(0xFFFF0000), jnp.float32)
-    return out
+    return sum(triton.dot(piece, signs, trans_b=transposed) for piece in _pieces(matrix, 3))

@@ -196,9 +196,7 @@ gap_only.claim(
 )
 def generalises_in_every_panel(ds: xr.Dataset):
     generalised = np.isfinite(ds.held_out_time).swap_dims(case="k")
-    return all_of(
-        **{f"k = {k}": share_at_least(generalised.sel(k=k), 0.5, over="seed") for k in ds.k.values.tolist()}
-    )
+    return all_of(**{f"k = {k}": share_at_least(generalised.sel(k=k), 0.5, over="seed") for k in ds.k.values.tolist()})
 
 
 @gap_only.figure
