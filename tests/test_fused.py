@@ -66,3 +66,12 @@ def test_only_plain_descent_on_signs_runs_in_the_kernel():
         (eqx.tree_at(lambda net: net.weights, network, network.weights.astype(jnp.bfloat16)), parity, SGD()),
     ]
     assert not any(fused.applies(*case, 1000) for case in others)
+
+
+def test_launches_divide_the_steps_and_pass_through_networks_as_seldom_as_they_can():
+    """500 steps are five launches of 100, of four batches a pass; 50 would leave two batches a pass."""
+    assert fused.block_of(500, batch=32, n=200) == 100
+    assert fused.batches_per_pass(100, 32, 200) == fused.ROWS // 32 > fused.batches_per_pass(50, 32, 200)
+    assert [fused.block_of(length, 32, 200) for length in (1, 7, 64, 1000)] == [1, 7, 64, 100]
+    # products of inputs this long need more than eight bits
+    assert fused.batches_per_pass(100, 32, 257) == 1

@@ -25,7 +25,11 @@ LOSSES = ("hinge", "square")
 SMALL = 64, 128
 TILE = 64
 PART = 32
-STAGES = 2
+STAGES = 3
+# Inputs that a network passes by at a time.
+ROWS = 128
+# Steps that one launch takes at most.
+LAUNCH = 128
 # A network of several tiles needs so many replicas to keep a GPU's multiprocessors busy.
 ENOUGH_REPLICAS = 100
 MANY_REPLICAS = 256
@@ -57,6 +61,12 @@ def applies(network: Any, task: Task, learner: Learner, replicas: int) -> bool:
 def warps(replicas: int) -> int:
     """Of a thread block: where there is room on the multiprocessors, one replica takes more of it."""
     return 8 if replicas < MANY_REPLICAS else 4
+
+
+def block_of(length: int, batch: int, n: int) -> int:
+    """How many of `length` steps a launch takes: as many as it may where networks are passed through least often."""
+    divisors = [d for d in range(1, min(length, LAUNCH) + 1) if length % d == 0]
+    return max(divisors, key=lambda d: (batches_per_pass(d, batch, n), d))
 
 
 def steps(
@@ -136,16 +146,12 @@ def _tile_by_tile(network, x, y, of_loss, exact, rates, decays, warps, interpret
 
     count, batch, n = x.shape
     (width,) = network.bias.shape
-    ahead = _batches_per_pass(count, batch, n)
-    blocks, tiles, later = count // ahead, -(-width // TILE), (ahead - 1) * batch
+    ahead = batches_per_pass(count, batch, n)
+    blocks, tiles, parts = count // ahead, -(-width // TILE), -(-n // PART)
     word = jnp.uint32 if batch <= 32 else jnp.uint64
-    whole, rest = divmod(n, PART)
-    rest = 0 if rest == 0 else _power_of_two(rest)
-    if rest == PART:
-        whole, rest = whole + 1, 0
 
-    def rows(j, size=batch):
-        return pl.ds(j * batch, size)
+    def rows(j):
+        return pl.ds(j * batch, batch)
 
     def kernel(
         x_ref, gram_ref, y_ref, _w, _b, _u, c_ref, _h, _bits, _us, rate_ref, decay_ref,
@@ -183,34 +189,27 @@ def _tile_by_tile(network, x, y, of_loss, exact, rates, decays, warps, interpret
                 at = pl.ds(tile * TILE, TILE)
                 b, u = b_ref[at], u_ref[at]
                 scales = [live * rate * keeps[i] * us_ref[i, at] for i in range(ahead - 1)] + [live * rate * u]
-                b, u, on = of_vectors(h_ref[at, rows(ahead - 1)], b, u, slopes[-1], live)
+                b, u, on = of_vectors(h_ref[ahead - 1, at, :], b, u, slopes[-1], live)
                 signals = [driven(_unpacked(bits_ref[i, at], places), slopes[i]) for i in range(ahead - 1)]
                 signals.append(driven(on, slopes[-1]))
                 b_ref[at], u_ref[at] = b, u
 
-                def move(cut, hs):
-                    w = w_ref[at, cut] * keep_all
+                def move(part, h):
+                    w = w_ref[tile, part] * keep_all
                     for i in range(ahead):
-                        change = sum(triton.dot(s, x_ref[before, rows(i), cut]) for s in signals[i])
+                        change = sum(triton.dot(s, x_ref[before, part, rows(i), :]) for s in signals[i])
                         w = w - scales[i][:, None] * change
-                    w_ref[at, cut] = w
-                    groups = [rows(0), rows(1, later)][: len(hs)]
+                    w_ref[tile, part] = w
                     for piece in _pieces(w, 3):
-                        hs = tuple(
-                            h + triton.dot(piece, x_ref[following, group, cut], trans_b=True)
-                            for h, group in zip(hs, groups, strict=True)
-                        )
-                    return hs
+                        h = h + triton.dot(piece, x_ref[following, part], trans_b=True)
+                    return h
 
-                hs = tuple(jnp.zeros((TILE, size), jnp.float32) for size in (batch, later) if size)
-                hs = lax.fori_loop(0, whole, lambda p, hs: move(pl.ds(p * PART, PART), hs), hs)
-                if rest:
-                    hs = move(pl.ds(whole * PART, rest), hs)
-                h = hs[0] + b[:, None]
-                h_ref[at, rows(0)] = h
-                if later:
-                    h_ref[at, rows(1, later)] = hs[1]
-                return outputs + jnp.maximum(h, 0) * u[:, None]
+                h = lax.fori_loop(0, parts, move, jnp.zeros((TILE, ahead * batch), jnp.float32))
+                first, *later = lax.split(h, [batch] * ahead, axis=1)
+                first = first + b[:, None]
+                for j, h in enumerate([first, *later]):
+                    h_ref[j, at, :] = h
+                return outputs + jnp.maximum(first, 0) * u[:, None]
 
             def look(j, slopes):
                 scales = [rate * kept ** (j - i) for i in range(j + 1)]
@@ -218,9 +217,9 @@ def _tile_by_tile(network, x, y, of_loss, exact, rates, decays, warps, interpret
 
                 def advance(tile, outputs):
                     at = pl.ds(tile * TILE, TILE)
-                    u, h = u_ref[at], h_ref[at, rows(j + 1)] * kept ** (j + 1)
+                    u, h = u_ref[at], h_ref[j + 1, at, :] * kept ** (j + 1)
                     us = [us_ref[i, at] for i in range(j)] + [u]
-                    b, u, on = of_vectors(h_ref[at, rows(j)], b_ref[at], u, slopes[-1])
+                    b, u, on = of_vectors(h_ref[j, at, :], b_ref[at], u, slopes[-1])
                     b_ref[at], u_ref[at], us_ref[j, at] = b, u, us[-1]
                     bits_ref[j, at] = jnp.sum(on.astype(word) << places, axis=1).astype(word)
                     ons = [_unpacked(bits_ref[i, at], places) for i in range(j)] + [on]
@@ -228,7 +227,7 @@ def _tile_by_tile(network, x, y, of_loss, exact, rates, decays, warps, interpret
                         change = sum(triton.dot(s, gram) for s in driven(one, slope))
                         h = h - (scale * weight)[:, None] * change
                     h = h + b[:, None]
-                    h_ref[at, rows(j + 1)] = h
+                    h_ref[j + 1, at, :] = h
                     return outputs + jnp.maximum(h, 0) * u[:, None]
 
                 return advance
@@ -249,24 +248,27 @@ def _tile_by_tile(network, x, y, of_loss, exact, rates, decays, warps, interpret
         slopes = tuple(jnp.zeros((batch,), jnp.float32) for _ in range(ahead))
         _, c_out[...], loss_ref[...] = lax.fori_loop(0, blocks + 1, block, (slopes, c_ref[...], jnp.float32(0)))
 
-    size = tiles * TILE
-    w, b, u, x = _padded(network, x, size, whole * PART + rest)
-    x = x.reshape(blocks, ahead * batch, -1)
-    gram = jnp.einsum("bin,bjn->bij", x, x, preferred_element_type=jnp.float32).astype(jnp.bfloat16)
-    h = jnp.zeros((size, ahead * batch), jnp.float32)
-    bits, us = jnp.zeros((ahead, size), word), jnp.zeros((ahead, size), jnp.float32)
+    w, b, u, x = _padded(network, x, tiles * TILE, parts * PART)
+    # What is read together lies together.
+    w = w.reshape(tiles, TILE, parts, PART).swapaxes(1, 2)
+    x = x.reshape(blocks, ahead * batch, parts * PART)
+    gram = jnp.einsum("mrn,msn->mrs", x, x, preferred_element_type=jnp.float32).astype(jnp.bfloat16)
+    x = x.reshape(blocks, ahead * batch, parts, PART).swapaxes(1, 2)
+    h = jnp.zeros((ahead, len(b), batch), jnp.float32)
+    bits, us = jnp.zeros((ahead, len(b)), word), jnp.zeros((ahead, len(b)), jnp.float32)
     parameters = [w, b, u, network.output_bias, h, bits, us]
     shapes = [jax.ShapeDtypeStruct(p.shape, p.dtype) for p in parameters] + [jax.ShapeDtypeStruct((), jnp.float32)]
     call = _call(kernel, shapes, {i + 3: i for i in range(7)}, warps, interpret)
     w, b, u, c, *_, total = call(x, gram, y, *parameters, rates, decays)
+    w = w.swapaxes(1, 2).reshape(tiles * TILE, parts * PART)
     return (w[:width, :n].T, b[:width], u[:width], c), total
 
 
-def _batches_per_pass(count: int, batch: int, n: int) -> int:
-    """Most that divide `count`, whose later ones fill a tile of pre-activations, and whose products are exact."""
+def batches_per_pass(count: int, batch: int, n: int) -> int:
+    """Most of `count` batches for which a network passes through once: products of their inputs must be exact."""
     products_have_eight_bits = n <= (256 if n % 2 else 512)
-    fitting = [1 + (size // batch) for size in (16, 32, 64, 128) if size >= batch]
-    return max([1] + [k for k in fitting if count % k == 0 and products_have_eight_bits])
+    most = ROWS // batch if products_have_eight_bits else 1
+    return max(k for k in (1, 2, 4, 8) if k <= max(most, 1) and count % k == 0)
 
 
 def _mover(rate_ref, decay_ref):

@@ -1,5 +1,6 @@
 """The compiled half of the engine: a scan over records of { vmap over replicas of a scan over steps }."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -177,7 +178,7 @@ class Program:
 
         if not isinstance(length, int):
             return _loop(lambda i, c: step(c, t + i, task.decode(draw(t + i), batch)), carry, length)
-        block = max(d for d in range(1, min(length, BLOCK) + 1) if length % d == 0)
+        block = block_of(length) if several is None else fused.block_of(length, batch, math.prod(task.in_shape))
 
         def run_block(i, carry):
             s = t + i * block + jnp.arange(block, dtype=jnp.int32)
@@ -351,6 +352,11 @@ def each(function: Callable, replicas: Any, in_turn: bool = False) -> Any:
     if jax.tree.leaves(replicas)[0].shape[0] > 1:
         return lax.map(function, replicas) if in_turn else jax.vmap(function)(replicas)
     return jax.tree.map(lambda a: a[None], function(jax.tree.map(lambda a: a[0], replicas)))
+
+
+def block_of(length: int) -> int:
+    """Most steps whose randomness is drawn at once and that divide `length`."""
+    return max(d for d in range(1, min(length, BLOCK) + 1) if length % d == 0)
 
 
 def _loop(body: Callable, carry: Any, length: Any) -> Any:
