@@ -170,7 +170,7 @@ def _tile_by_tile(network, x, y, of_loss, exact, rates, decays, warps, interpret
             """Pieces of the loss's derivative by the pre-activations, but for the output weights."""
             return [jnp.where(on, piece, 0) for piece in _pieces(slope, 1 if exact else 3)]
 
-        def of_vectors(h, b, u, slope, live=1.0):
+        def of_vectors(h, b, u, slope, live: Array | float = 1.0):
             on = h > 0
             inward = u * jnp.sum(jnp.where(on, slope, 0.0), axis=1)
             outward = jnp.sum(jnp.maximum(h, 0) * slope, axis=1)
@@ -274,7 +274,7 @@ def batches_per_pass(count: int, batch: int, n: int) -> int:
 def _mover(rate_ref, decay_ref):
     rates, decays = [[ref[i] for i in range(4)] for ref in (rate_ref, decay_ref)]
 
-    def moved(i, value, slope, live=1.0):
+    def moved(i, value, slope, live: Array | float = 1.0):
         return value - live * rates[i] * (slope + decays[i] * value)
 
     return moved
@@ -318,4 +318,5 @@ def _times(matrix: Array, signs: Array, transposed: bool = False) -> Array:
     """matrix @ signs, or matrix @ signsᵀ: three products that are exact, because every summand has eight bits."""
     from jax.experimental.pallas import triton
 
-    return sum(triton.dot(piece, signs, trans_b=transposed) for piece in _pieces(matrix, 3))
+    first, *rest = (triton.dot(piece, signs, trans_b=transposed) for piece in _pieces(matrix, 3))
+    return sum(rest, first)
