@@ -1,5 +1,7 @@
 """Facts about tables of modular addition, maximum-margin networks, symbol Transformers and their spectra."""
 
+import itertools
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -69,6 +71,19 @@ def test_splits_are_uniform():
     # 400 draws of 13 rows out of 25
     expected, deviation = 400 * 13 / 25, np.sqrt(400 * 13 * 12) / 25
     assert np.abs(held - expected).max() < 4.5 * deviation
+
+
+@pytest.mark.parametrize(("p", "k", "share"), [(2, 2, 0.5), (3, 2, 0.6), (2, 3, 0.5), (2, 4, 0.2)])
+def test_rows_unseen_in_any_order_are_those_of_all_splits(p, k, share):
+    task = ModularAddition(p, k, share)
+    rows = list(itertools.product(range(p), repeat=k))
+    wrong = []
+    for seen in itertools.combinations(rows, task.seen):
+        known = {tuple(sorted(row)) for row in seen}
+        held_out = set(rows) - set(seen)
+        wrong.append(np.mean([tuple(sorted(row)) not in known for row in held_out]))
+    assert task.unseen_in_any_order == pytest.approx(np.mean(wrong), rel=1e-9)
+    assert ModularAddition(p, k, share=1.0).unseen_in_any_order == 0
 
 
 def test_large_tables_are_refused_or_sampled_never_stored():

@@ -1,6 +1,8 @@
 """Modular addition: whole tables of (a_1 + … + a_k) mod p, split into a seen and a held-out part (000 §4.3)."""
 
 import math
+from collections import Counter
+from itertools import combinations_with_replacement
 
 import equinox as eqx
 import jax
@@ -39,6 +41,11 @@ def permuted(rows: UInt32[Array, " n"], size: int, words: UInt32[Array, " rounds
     return lax.while_loop(
         lambda x: jnp.any(x >= size), lambda x: jnp.where(x >= size, shuffle(x), x), shuffle(rows.astype(jnp.uint32))
     )
+
+
+def _log_falling(n: int, count: int) -> float:
+    """log n (n − 1) … (n − count + 1)."""
+    return math.lgamma(n + 1) - math.lgamma(n - count + 1)
 
 
 def _hash(x: UInt32[Array, " n"], word: UInt32[Array, ""]) -> UInt32[Array, " n"]:
@@ -93,6 +100,23 @@ class ModularAddition(Task):
     def seen(self) -> int:
         """Rows that training may use."""
         return int(self.rows * self.share)
+
+    @property
+    def unseen_in_any_order(self) -> float:
+        """Expected share of the held-out rows of which no other order of the same numbers is seen either.
+
+        These are what a network gets wrong that knows the seen part and that order does not matter, and nothing else.
+        """
+        rows, hidden, total = self.rows, self.rows - self.seen, 0.0
+        for different in range(1, min(self.k, self.p) + 1):
+            for repeats in combinations_with_replacement(range(1, self.k + 1), different):
+                if sum(repeats) != self.k:
+                    continue
+                orders = math.factorial(self.k) // math.prod(map(math.factorial, repeats))
+                sets = math.perm(self.p, different) // math.prod(map(math.factorial, Counter(repeats).values()))
+                if orders <= hidden:
+                    total += sets * orders * math.exp(_log_falling(hidden, orders) - _log_falling(rows, orders))
+        return total / hidden if hidden else 0.0
 
     def instance(self, key: PRNGKeyArray) -> "ModularAddition":
         return eqx.tree_at(lambda task: task.split, self, jax.random.bits(key, (ROUNDS,), jnp.uint32))
