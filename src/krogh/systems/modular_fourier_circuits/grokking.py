@@ -199,8 +199,8 @@ gap_only.claim(
     presets=("paper",),
     finding="k = 3, 4 and 5 reach 0.95 by step 150 to 250, mostly before training accuracy 0.99. At k = 2 the seen "
     "part is learned by step 100 and validation stays at .49 to .52 up to step 20,000: what is learned is that order "
-    "does not matter, which answers .495 of the held-out pairs. (One such network, looked into at step 150, is right on "
-    "all held-out pairs whose mirror image was seen and wrong on all others.)",
+    "does not matter, which answers .495 of the held-out pairs. (One such network, looked into at step 150, is right "
+    "on all held-out pairs whose mirror image was seen and wrong on all others.)",
 )
 def generalises_in_every_panel(ds: xr.Dataset):
     generalised = np.isfinite(ds.held_out_time).swap_dims(case="k")
