@@ -1,6 +1,7 @@
 """Chain of thought against in-context learning with the same trained head (004 Figures 7.2–7.5)."""
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -102,6 +103,7 @@ class Panels(Testing):
     rho: float = 0.8
 
 
+@lru_cache(1)  # at full size both figures ask the same questions
 def _panels(s: Panels) -> xr.Dataset:
     K, seeds = s.K, s.seeds
     maps = rc.shifts(s.test_patterns, K)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -17,6 +18,7 @@ from krogh.probes.chain_of_thought import KINDS, infer
 from krogh.tasks.base import Batch
 from krogh.tasks.chain_of_thought import ChainPrompts, ErroneousChains, rotated
 from krogh.train import SGD, Spec, spec, sweep
+from krogh.train.cells import Cells
 
 
 @dataclass(frozen=True)
@@ -109,36 +111,35 @@ def ask(
     cases, seeds, blocks = len(A), len(heads.weights), -(-s.queries // s.at_once)
     keys = jax.random.split(jax.random.key(0), (2, seeds))
     shown = rotated(keys[0], s.test_patterns, heads.patterns)
-    per_case = jnp.stack([shown] * cases if patterns is None else list(patterns))
     noises = np.broadcast_to(noise, cases)
-
-    def along(values: Array, *axes: int) -> Array:
-        """The values, which have the given ones of (case, seed, block), flattened over all three."""
-        shape = [n if axis in axes else 1 for axis, n in enumerate((cases, seeds, blocks))]
-        rest = values.shape[len(axes) :]
-        whole = jnp.broadcast_to(values.reshape(*shape, *rest), (cases, seeds, blocks, *rest))
-        return whole.reshape(-1, *rest)
-
     # cases share their random numbers, so that they differ by what is asked alone
-    numbers = jnp.arange(seeds * blocks, dtype=jnp.uint32).reshape(seeds, blocks)
-    found = _in_turn(
+    numbers = jnp.arange(seeds * blocks, dtype=jnp.uint32)
+    asked = _in_turn(
         lambda weights, patterns, steps, A, alpha, noise, key: infer(
             QueryReader(weights),
             ErroneousChains(patterns, steps, jnp.asarray(maps), A, alpha, noise, max(s.lengths)),
             jax.random.fold_in(jax.random.key(1), key),
             s.at_once,
             s.lengths,
-        ),
-        along(heads.weights, 1),
-        along(per_case, 0, 1),
-        along(heads.steps, 1),
-        along(jnp.asarray(np.stack(A), jnp.float32), 0, 1),
-        along(jnp.asarray(alpha, jnp.float32), 0),
-        along(jnp.asarray(noises, jnp.float32), 0),
-        along(numbers, 1, 2),
+        )
     )
+
+    def answers(case: int) -> dict[str, np.ndarray]:
+        own = [
+            heads.weights,
+            shown if patterns is None else patterns[case],
+            heads.steps,
+            jnp.asarray(A[case], jnp.float32),
+            jnp.full(seeds, alpha[case], jnp.float32),
+            jnp.full(seeds, noises[case], jnp.float32),
+        ]
+        found = asked(*(jnp.repeat(values, blocks, axis=0) for values in own), numbers)
+        return {name: np.asarray(v).reshape(seeds, blocks, *v.shape[1:]).mean(1) for name, v in found.items()}
+
+    cells = Cells(cases)
+    by_case = [cells(f"asking, case {case + 1}", partial(answers, case)) for case in range(cases)]
+    means = {name: np.stack([found[name] for found in by_case]) for name in by_case[0]}
     dims = ("case", "seed", "length", "k", "kind")
-    means = {name: np.asarray(v).reshape(cases, seeds, blocks, *v.shape[1:]).mean(2) for name, v in found.items()}
     data = xr.Dataset(
         {name: (dims[: v.ndim], v) for name, v in means.items()},
         coords={"length": list(s.lengths), "k": np.arange(1, len(maps) + 1), "kind": list(KINDS)},
@@ -147,16 +148,20 @@ def ask(
     return data.assign(cot=data.cot.mean("k"), cot_vote=data.cot_vote.mean("k"), **steps)
 
 
-def _in_turn(function: Callable[..., Any], *columns: Array) -> Any:
-    """The function of every row, one after the other on each device."""
-    count, devices = len(columns[0]), jax.local_devices()
-    used = max(n for n in range(1, len(devices) + 1) if count % n == 0)
-    rows = PartitionSpec("row")
-    mapped = jax.shard_map(
-        lambda *part: jax.lax.map(lambda row: function(*row), part),
-        mesh=Mesh(np.array(devices[:used]), ("row",)),
-        in_specs=rows,
-        out_specs=rows,
-        check_vma=False,
-    )
-    return jax.jit(mapped)(*columns)
+def _in_turn(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function of every row of its arguments, one after the other on each device."""
+
+    @jax.jit
+    def mapped(*columns: Array) -> Any:
+        count, devices = len(columns[0]), jax.local_devices()
+        used = max(n for n in range(1, len(devices) + 1) if count % n == 0)
+        rows = PartitionSpec("row")
+        return jax.shard_map(
+            lambda *part: jax.lax.map(lambda row: function(*row), part),
+            mesh=Mesh(np.array(devices[:used]), ("row",)),
+            in_specs=rows,
+            out_specs=rows,
+            check_vma=False,
+        )(*columns)
+
+    return mapped
