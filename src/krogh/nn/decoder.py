@@ -28,6 +28,8 @@ from krogh.tasks.base import Task
 FEW = 8
 # Up to so many pairs of a place and a symbol have tables of their own.
 TABLED = 400
+# All heads of a layer of a symbol transformer together.
+WIDE = 1024
 
 
 class Decoder(eqx.Module):
@@ -268,6 +270,12 @@ class SymbolTransformer(Architecture):
 
     def __check_init__(self):
         width_of(layers=self.layers, heads=self.heads, emb=self.emb, attn=self.attn, mlp=self.mlp or 1)
+
+    @property
+    def at_once(self) -> int | None:
+        # A few replicas with so many heads keep a GPU busy; more only cost memory.
+        wide = self.heads * self.attn >= WIDE
+        return 8 if wide and jax.default_backend() != "cpu" else None
 
     def build(self, task: Task, key: PRNGKeyArray) -> Decoder:
         symbols, places = task.elements + 1, task.in_shape[0] + 1  # type: ignore[attr-defined]
