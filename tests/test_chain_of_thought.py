@@ -12,12 +12,14 @@ from krogh.errors import InputError
 from krogh.nn.decoder import CausalTransformer
 from krogh.nn.query_attention import QueryAttention, QueryReader
 from krogh.probes.chain_of_thought import KINDS, attention_classes, infer, kinds_of, reason
+from krogh.systems.chain_of_thought import learning
 from krogh.systems.chain_of_thought.guarantees import bound, shortest
 from krogh.systems.chain_of_thought.inference import last_step
-from krogh.systems.chain_of_thought.learning import half_squares
+from krogh.systems.chain_of_thought.learning import Heads, ask, half_squares
 from krogh.tasks.chain_of_thought import ChainPrompts, ErroneousChains, rotated
 from krogh.tasks.prompts import evenly, orthonormal, orthonormalised, step_columns
 from krogh.theory import reasoning_chains as rc
+from krogh.train.checkpoint import workspace
 
 
 @eqx.filter_jit
@@ -404,3 +406,21 @@ def test_every_combination_of_the_bound_can_be_had(preset):
     for tau, rho in itertools.product(s.taus, s.rhos):
         A = rc.erroneous(np.random.default_rng(0), maps, last_step(tau, s.K), rho, exact=False)
         assert rc.tau(maps, A) == pytest.approx(tau) and rc.primacy(maps, A) == pytest.approx(rho)
+
+
+def test_asking_goes_case_by_case_and_a_case_alone_is_answered_the_same(prompts):
+    task, _ = prompts
+    seeds = 2
+    weights = jax.random.normal(jax.random.key(3), (seeds, 20, 20))
+    heads = Heads(weights, *(jnp.stack([v] * seeds) for v in (task.patterns, task.steps)))
+    s = learning.Testing(M=6, K=3, d=10, test_patterns=4, lengths=(3, 6), queries=6, at_once=2)
+    maps = rc.shifts(4, 3)
+    A = [np.broadcast_to(share * np.eye(4) + (1 - share) / 4, (seeds, 3, 4, 4)) for share in (0.9, 0.2)]
+    told = []
+    with workspace(progress=lambda *what: told.append(what[:3])):
+        both = ask(heads, s, maps, A, [0.8, 0.3], noise=[0.1, 0.4])
+    assert told == [("asking, case 1", 1, 2), ("asking, case 2", 2, 2)]
+    alone = ask(heads, s, maps, A[1:], [0.3], noise=0.4)
+    for name in both.data_vars:
+        np.testing.assert_allclose(both[name].isel(case=1), alone[name].isel(case=0), atol=1e-6)
+    assert float(abs(both.attention.isel(case=0) - both.attention.isel(case=1)).max()) > 0.01
