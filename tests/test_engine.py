@@ -21,6 +21,7 @@ from krogh.train import engine, workspace
 from krogh.train.cost import largest_array, operations
 from krogh.train.engine import plan
 from krogh.train.losses import LOSSES
+from krogh.train.seeds import PORTIONS, over_seeds
 
 TASK = SparseParity(n=10, k=2)
 
@@ -639,3 +640,22 @@ def test_operations_are_those_of_products_and_convolutions():
 
     found = operations(jax.make_jaxpr(convolution)(jnp.ones((2, 8, 8, 3)), jnp.ones((3, 3, 3, 5))).jaxpr)
     assert found == 2 * (2 * 8 * 8 * 5) * (3 * 3 * 3)
+
+
+@pytest.mark.parametrize(("rows", "seeds"), [(None, 1), (None, 47), (3, 15)])
+def test_measurements_over_seeds_are_those_of_every_seed_and_row_and_tell_how_far_they_are(rows, seeds):
+    columns = [] if rows is None else [np.arange(rows), 10.0 * np.arange(rows)]
+
+    def measure(key, *row):
+        return {"draw": jax.random.normal(key, (2,)), "sum": sum(row, jnp.zeros(()))}
+
+    told = []
+    with workspace(progress=lambda *what: told.append(what)):
+        found = over_seeds(measure, seeds, *columns)
+    shape = (seeds,) if rows is None else (rows, seeds)
+    assert found["draw"].shape == (*shape, 2) and found["sum"].shape == shape
+    draws = [jax.random.normal(jax.random.key(seed), (2,)) for seed in range(seeds)]
+    np.testing.assert_allclose(found["draw"], np.broadcast_to(draws, found["draw"].shape), rtol=1e-6)
+    np.testing.assert_array_equal(found["sum"], np.broadcast_to(0 if rows is None else sum(columns)[:, None], shape))
+    done = [how_far for _, how_far, *_ in told]
+    assert 0 < len(done) <= PORTIONS and done == sorted(set(done)) and done[-1] == found["sum"].size

@@ -7,6 +7,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from krogh.train.checkpoint import current_workspace
+
+# How often progress is told.
+PORTIONS = 20
+
 
 def over_seeds(measure: Callable[..., Any], seeds: int, *columns: Any, double: bool = False) -> Any:
     """`measure(key, *row)` for every seed and every row of the columns in one compiled program; `double` for float64.
@@ -16,8 +21,21 @@ def over_seeds(measure: Callable[..., Any], seeds: int, *columns: Any, double: b
     """
     with jax.enable_x64(double):
         rows = len(columns[0]) if columns else 1
+        total = rows * seeds
+        size = -(-total // PORTIONS)
         keys = jax.vmap(jax.random.key)(jnp.tile(jnp.arange(seeds), rows))
-        grid = [jnp.repeat(jnp.asarray(column, float), seeds) for column in columns]
+        grid = [keys, *(jnp.repeat(jnp.asarray(column, float), seeds) for column in columns)]
         run = jax.jit(lambda *rows: jax.lax.map(lambda row: measure(*row), rows))
+        progress, found = current_workspace().progress, []
+        for start in range(0, total, size):
+            # The last portion is filled up: all are one program.
+            places = np.arange(start, start + size) % total
+            found.append(jax.tree.map(np.asarray, run(*(column[places] for column in grid))))
+            if progress is not None:
+                progress("measuring", min(start + size, total), total, 0.0)
         shape = (rows, seeds) if columns else (seeds,)
-        return jax.tree.map(lambda a: np.asarray(a).reshape(*shape, *a.shape[1:]), run(keys, *grid))
+
+        def joined(*parts: np.ndarray) -> np.ndarray:
+            return np.concatenate(parts)[:total].reshape(*shape, *parts[0].shape[1:])
+
+        return jax.tree.map(joined, *found)
