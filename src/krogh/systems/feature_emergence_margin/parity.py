@@ -101,8 +101,8 @@ def _features(ds: xr.Dataset) -> xr.Dataset:
     "|u_j|/||w|| in [0.95, 1.05], |cos(w, [1,-1])| >= 0.99 and prod u_j (w.[1,-1]) > 0",
     source="Fig 7.5",
     presets=("quick", "paper"),
-    finding="One of 256 networks, that with the lowest margin at the start, diverges within 500 steps at the rate 0.1 and "
-    "fails everything. The other 255 pass in all parts: margin >= .990 gamma*, |u_j|/||w|| within 1e-4 of 1.",
+    finding="One of 256 networks, that with the lowest margin at the start, diverges within 500 steps at the rate 0.1 "
+    "and fails everything. The other 255 pass in all parts: margin >= .990 gamma*, |u_j|/||w|| within 1e-4 of 1.",
 )
 def parity_agrees(ds: xr.Dataset):
     found = _features(ds)
