@@ -28,7 +28,7 @@ from krogh.tasks.base import Task
 FEW = 8
 # Up to so many pairs of a place and a symbol have tables of their own.
 TABLED = 400
-# All heads of a layer of a symbol transformer together.
+# With so many dimensions in the heads of a layer a few replicas keep a GPU busy; more only cost memory.
 WIDE = 1024
 
 
@@ -273,7 +273,6 @@ class SymbolTransformer(Architecture):
 
     @property
     def at_once(self) -> int | None:
-        # A few replicas with so many heads keep a GPU busy; more only cost memory.
         wide = self.heads * self.attn >= WIDE
         return 8 if wide and jax.default_backend() != "cpu" else None
 

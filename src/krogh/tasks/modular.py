@@ -43,17 +43,17 @@ def permuted(rows: UInt32[Array, " n"], size: int, words: UInt32[Array, " rounds
     )
 
 
-def _log_falling(n: int, count: int) -> float:
-    """log n (n − 1) … (n − count + 1)."""
-    return math.lgamma(n + 1) - math.lgamma(n - count + 1)
-
-
 def _hash(x: UInt32[Array, " n"], word: UInt32[Array, ""]) -> UInt32[Array, " n"]:
     """Murmur3's finaliser of x keyed by a word."""
     x = (x + jnp.uint32(1)) * jnp.uint32(0x9E3779B1) ^ word
     x = (x ^ (x >> 16)) * jnp.uint32(0x85EBCA6B)
     x = (x ^ (x >> 13)) * jnp.uint32(0xC2B2AE35)
     return x ^ (x >> 16)
+
+
+def _log_falling(n: int, count: int) -> float:
+    """log n (n − 1) … (n − count + 1)."""
+    return math.lgamma(n + 1) - math.lgamma(n - count + 1)
 
 
 class ModularAddition(Task):

@@ -26,9 +26,8 @@ class Cells:
             if self.checkpoint.due():
                 self.checkpoint.save(self.values)
         self.done += 1
-        if (progress := current_workspace().progress) is not None:
-            label = name if isinstance(name, str) else ", ".join(map(str, name))
-            progress(label, self.done, self.total, 0.0)
+        label = name if isinstance(name, str) else ", ".join(map(str, name))
+        current_workspace().tell(label, self.done, self.total)
         return self.values[name]
 
     def in_processes(self, computations: Mapping[Any, Callable[[], Any]]) -> list[Any]:

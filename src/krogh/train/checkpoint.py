@@ -29,6 +29,11 @@ class Workspace:
     checkpoints: Path | None = None
     progress: Progress | None = None
 
+    def tell(self, label: str, done: float, total: float | None, rate: float = 0.0) -> None:
+        """Report progress, if anybody listens."""
+        if self.progress is not None:
+            self.progress(label, done, total, rate)
+
 
 _current: ContextVar[Workspace] = ContextVar("workspace", default=Workspace())  # noqa: B039
 

@@ -112,10 +112,8 @@ class Meter:
     def tell(self, covered: int, worked: int = 0) -> None:
         """`covered` replica-steps lie behind us; `worked` more were really computed."""
         self.worked += worked
-        progress = current_workspace().progress
-        if progress is not None:
-            rate = self.worked / max(time.monotonic() - self.began, 1e-9)
-            progress(self.label, self.base + covered, self.total, rate)
+        rate = self.worked / max(time.monotonic() - self.began, 1e-9)
+        current_workspace().tell(self.label, self.base + covered, self.total, rate)
 
 
 @dataclass

@@ -26,13 +26,12 @@ def over_seeds(measure: Callable[..., Any], seeds: int, *columns: Any, double: b
         keys = jax.vmap(jax.random.key)(jnp.tile(jnp.arange(seeds), rows))
         grid = [keys, *(jnp.repeat(jnp.asarray(column, float), seeds) for column in columns)]
         run = jax.jit(lambda *rows: jax.lax.map(lambda row: measure(*row), rows))
-        progress, found = current_workspace().progress, []
+        found = []
         for start in range(0, total, size):
             # The last portion is filled up: all are one program.
             places = np.arange(start, start + size) % total
             found.append(jax.tree.map(np.asarray, run(*(column[places] for column in grid))))
-            if progress is not None:
-                progress("measuring", min(start + size, total), total, 0.0)
+            current_workspace().tell("measuring", min(start + size, total), total)
         shape = (rows, seeds) if columns else (seeds,)
 
         def joined(*parts: np.ndarray) -> np.ndarray:

@@ -159,8 +159,7 @@ def sinusoidal(s: Deep) -> xr.Dataset:
     finding="At the document's size (32 networks) a head ends either with its attention on those columns (>= .99 in "
     "16, 29, 30 networks of layers 1, 2, 3) or with next to none on any of the four kinds (11, 2, 0 networks): all "
     "networks have a layer with >= .996, and one is enough. The means lie near .95 because of heads that are not "
-    "needed, so that to decide about them would take thousands of networks. Scaled down all heads share the work and "
-    "stay below.",
+    "needed, so that to decide about them would take thousands of networks. (Scaled down they are .68, .86, .94.)",
 )
 def standard_positions(ds: xr.Dataset):
     lower = {
