@@ -26,7 +26,7 @@ class Cells:
             if self.checkpoint.due():
                 self.checkpoint.save(self.values)
         self.done += 1
-        label = name if isinstance(name, str) else ", ".join(map(str, name))
+        label = ", ".join(map(str, name)) if isinstance(name, tuple) else str(name)
         current_workspace().tell(label, self.done, self.total)
         return self.values[name]
 
