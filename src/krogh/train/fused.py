@@ -16,6 +16,7 @@ from jaxtyping import Array, Float
 
 from krogh.nn.activations import ACTIVATIONS
 from krogh.nn.mlp import TwoLayer
+from krogh.nn.products import pieces
 from krogh.tasks.base import Task
 from krogh.train.learners import SGD, Learner, per_field
 from krogh.train.losses import loss_function
@@ -168,7 +169,7 @@ def _tile_by_tile(network, x, y, of_loss, exact, rates, decays, warps, interpret
 
         def driven(on, slope):
             """Pieces of the loss's derivative by the pre-activations, but for the output weights."""
-            return [jnp.where(on, piece, 0) for piece in _pieces(slope, 1 if exact else 3)]
+            return [jnp.where(on, piece, 0) for piece in pieces(slope, 1 if exact else 3)]
 
         def of_vectors(h, b, u, slope, live: Array | float = 1.0):
             on = h > 0
@@ -200,7 +201,7 @@ def _tile_by_tile(network, x, y, of_loss, exact, rates, decays, warps, interpret
                         change = sum(triton.dot(s, x_ref[before, part, rows(i), :]) for s in signals[i])
                         w = w - scales[i][:, None] * change
                     w_ref[tile, part] = w
-                    for piece in _pieces(w, 3):
+                    for piece in pieces(w, 3):
                         h = h + triton.dot(piece, x_ref[following, part], trans_b=True)
                     return h
 
@@ -292,19 +293,6 @@ def _unpacked(words, places):
     return ((words[:, None] >> places) & 1) != 0
 
 
-def _pieces(values, count):
-    """bfloat16 summands of real numbers: one of numbers that have eight bits, three of any."""
-    if count == 1:
-        return [values.astype(jnp.bfloat16)]
-    out = []
-    for _ in range(count):
-        # Bits are cut off, not rounded, which needs no conversion.
-        bits = lax.bitcast_convert_type(values, jnp.uint32)
-        out.append(lax.bitcast_convert_type((bits >> 16).astype(jnp.uint16), jnp.bfloat16))
-        values = values - lax.bitcast_convert_type(bits & jnp.uint32(0xFFFF0000), jnp.float32)
-    return out
-
-
 def _is_small(network: TwoLayer) -> bool:
     return all(side <= most for side, most in zip(network.weights.shape, SMALL, strict=True))
 
@@ -318,5 +306,5 @@ def _times(matrix: Array, signs: Array, transposed: bool = False) -> Array:
     """matrix @ signs, or matrix @ signsᵀ: three products that are exact, because every summand has eight bits."""
     from jax.experimental.pallas import triton
 
-    first, *rest = (triton.dot(piece, signs, trans_b=transposed) for piece in _pieces(matrix, 3))
+    first, *rest = (triton.dot(piece, signs, trans_b=transposed) for piece in pieces(matrix, 3))
     return sum(rest, first)

@@ -11,6 +11,7 @@ import xarray as xr
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from krogh.nn.activations import OfDegree, power
+from krogh.nn.products import picked_sum
 from krogh.nn.tables import Lookup
 from krogh.probes.basic import accuracy, probe
 from krogh.probes.embeddings import TableMargin
@@ -23,8 +24,7 @@ from krogh.train import Adam, Run, Spec, spec, sweep
 from krogh.train.losses import mean_cross_entropy
 from krogh.train.schedules import WarmUp
 
-# On a CPU, below so many one-hot columns a matrix product is faster than picking rows, and its gradient than a
-# scatter. On a GPU, where a scatter is one atomic addition for each of batch x width numbers, it always is.
+# On a CPU, below so many one-hot columns a matrix product is faster than picking rows, and its gradient than a scatter.
 SHORT_TABLES = 48
 
 # L_{2,k+1} norm below which the penalty has won and the network is zero.
@@ -42,7 +42,9 @@ class MarginAdam(Adam):
 
     def objective_of(self, network: Any, batch: Batch, key: PRNGKeyArray) -> tuple[Float[Array, ""], Any]:
         inputs, elements, width = network.weights.shape
-        if inputs * elements <= SHORT_TABLES or jax.default_backend() != "cpu":
+        if jax.default_backend() != "cpu":
+            hidden = picked_sum(network.weights, batch.x)
+        elif inputs * elements <= SHORT_TABLES:
             rows = jax.nn.one_hot(batch.x, elements).reshape(len(batch.y), -1)
             hidden = rows @ network.weights.reshape(-1, width)
         else:

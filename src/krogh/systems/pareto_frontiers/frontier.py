@@ -375,3 +375,15 @@ for bits in (50, 100, 200):
     claim_grid(panel, f"(n,k) = ({bits},3), T = 1e5", tuple(GRID_CLAIMS), presets=("paper",), findings=FALLS.get(bits))
     for plot in (success_map, slices, training_curves):
         panel.figure(plot)
+
+
+# ------------------------------------------------------------------------------------------- more data can hurt
+
+
+narrow = system.experiment(
+    "fig-C.1-n50-narrow",
+    "More data can hurt: the narrow widths at n = 50, k = 3, of 400 runs each",
+    presets={"smoke": SMOKE, "paper": replace(ORIGINAL, widths=(10, 30, 100), seeds=400)},
+)(grid)
+claim_grid(narrow, "(n,k) = (50,3), widths 10 to 100, 400 runs a cell", ("15.14",), presets=("paper",))
+narrow.figure(slices)

@@ -81,7 +81,7 @@ SMOKE = Stages(t=20, dropout=0.0, steps=20, every=10, validation=64, seeds=2)
     presets={
         "smoke": SMOKE,
         "quick": Stages(dropout=0.0, steps=3000, validation=512),
-        "paper": Stages(),
+        "paper": Stages(seeds=64),
     },
 )
 def stages(s: Stages) -> xr.Dataset:

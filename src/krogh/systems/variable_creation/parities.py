@@ -96,6 +96,7 @@ def sudden(ds: xr.Dataset):
     "T = 10, s = 3, smaller batches: the seeds that learn within the budget are within .01 of ln 2 for >= 60 % of the "
     "time before their first loss < .1",
     source="Fig 4.4",
+    presets=("quick",),
     finding="Without dropout of embeddings and with batches of 512, two of four seeds run for 3000 iterations learned "
     "(at 440) and two did not: the share that learns is judged at the document's settings only.",
 )
