@@ -48,3 +48,35 @@ def _code(x, elements):
 
 def _product(left, right):
     return jnp.matmul(left, right, precision=lax.Precision.DEFAULT, preferred_element_type=jnp.float32)
+
+
+# So many parts of a product's inner side are computed side by side.
+PARTS = 8
+
+
+@jax.custom_vjp
+def few_columns(left: Float[Array, "rows inner"], right: Float[Array, "inner columns"]) -> Float[Array, "rows columns"]:
+    """left @ right of few columns, and its gradient: sums over parts of the inner side, because the tiles of the whole
+    product are too few for all multiprocessors of a GPU."""
+    parts = _parts(len(right))
+    return jnp.einsum("rpi,pic->prc", left.reshape(len(left), parts, -1), right.reshape(parts, -1, right.shape[1])).sum(
+        0
+    )
+
+
+def _few_forward(left, right):
+    return few_columns(left, right), (left, right)
+
+
+def _few_backward(saved, slope):
+    left, right = saved
+    parts = _parts(len(left))
+    rows, slopes = left.reshape(parts, -1, left.shape[1]), slope.reshape(parts, -1, slope.shape[1])
+    return slope @ right.T, jnp.einsum("pri,prc->pic", rows, slopes).sum(0)
+
+
+few_columns.defvjp(_few_forward, _few_backward)
+
+
+def _parts(length: int) -> int:
+    return max(parts for parts in range(1, PARTS + 1) if length % parts == 0)

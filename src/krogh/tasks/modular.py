@@ -127,13 +127,20 @@ class ModularAddition(Task):
         x = (rows[:, None] // places.astype(rows.dtype) % self.p).astype(jnp.int32)
         return Batch(x, x.sum(axis=1) % self.p)
 
-    def sample(self, key: PRNGKeyArray, size: int) -> Batch:
-        """`size` different rows of the seen part."""
+    def draw(self, key: PRNGKeyArray, size: int) -> UInt32[Array, " size"]:
+        """Numbers of `size` different rows of the seen part: a walk with an unknown end, which many steps share."""
         if size > self.seen:
             raise InputError(
                 f"only {self.seen} of {self.p}^{self.k} rows are seen; {size} different ones cannot be drawn"
             )
-        return self.row(permuted(self._some(key, self.seen, size), self.rows, jnp.asarray(self.split)))
+        return permuted(self._some(key, self.seen, size), self.rows, jnp.asarray(self.split))
+
+    def decode(self, raw: UInt32[Array, " size"], size: int) -> Batch:
+        return self.row(raw)
+
+    def sample(self, key: PRNGKeyArray, size: int) -> Batch:
+        """`size` different rows of the seen part."""
+        return self.decode(self.draw(key, size), size)
 
     def held_out(self, key: PRNGKeyArray, size: int) -> Batch:
         """`size` different rows of the held-out part; all of them where it has no more."""

@@ -11,7 +11,7 @@ import xarray as xr
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from krogh.nn.activations import OfDegree, power
-from krogh.nn.products import picked_sum
+from krogh.nn.products import few_columns, picked_sum
 from krogh.nn.tables import Lookup
 from krogh.probes.basic import accuracy, probe
 from krogh.probes.embeddings import TableMargin
@@ -42,15 +42,15 @@ class MarginAdam(Adam):
 
     def objective_of(self, network: Any, batch: Batch, key: PRNGKeyArray) -> tuple[Float[Array, ""], Any]:
         inputs, elements, width = network.weights.shape
+        answer = jnp.matmul
         if jax.default_backend() != "cpu":
-            hidden = picked_sum(network.weights, batch.x)
+            hidden, answer = picked_sum(network.weights, batch.x), few_columns
         elif inputs * elements <= SHORT_TABLES:
-            rows = jax.nn.one_hot(batch.x, elements).reshape(len(batch.y), -1)
-            hidden = rows @ network.weights.reshape(-1, width)
+            hidden = jax.nn.one_hot(batch.x, elements).reshape(len(batch.y), -1) @ network.weights.reshape(-1, width)
         else:
             # table by table: all picked rows at once would be k times the batch
             hidden = jax.tree.reduce(jnp.add, [network.weights[j][batch.x[:, j]] for j in range(inputs)])
-        loss = mean_cross_entropy(network.activation(hidden) @ network.output, batch.y)
+        loss = mean_cross_entropy(answer(network.activation(hidden), network.output), batch.y)
         degree = 2 if self.plain else inputs + 1
         squares = jnp.sum(network.weights**2, axis=(0, 1)) + jnp.sum(network.output**2, axis=1)
         return loss + self.penalty * jnp.sum(squares ** (degree / 2)) ** (1 / degree), network
