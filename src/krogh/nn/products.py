@@ -1,5 +1,8 @@
-"""Matrix products that lose nothing on the matrix units of a GPU: one factor is split into bfloat16 summands, the other
-(signs, one-hot codes) has no more than eight bits."""
+"""Matrix products in full precision, arranged for GPUs.
+
+Where one factor has no more than eight bits (signs, one-hot codes), the other is split into bfloat16 summands, and the
+product loses nothing on the matrix units.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -58,10 +61,9 @@ PARTS = 8
 def few_columns(left: Float[Array, "rows inner"], right: Float[Array, "inner columns"]) -> Float[Array, "rows columns"]:
     """left @ right of few columns, and its gradient: sums over parts of the inner side, because the tiles of the whole
     product are too few for all multiprocessors of a GPU."""
-    parts = _parts(len(right))
-    return jnp.einsum("rpi,pic->prc", left.reshape(len(left), parts, -1), right.reshape(parts, -1, right.shape[1])).sum(
-        0
-    )
+    rows, columns, parts = len(left), right.shape[1], _parts(len(right))
+    of_parts = left.reshape(rows, parts, -1), right.reshape(parts, -1, columns)
+    return jnp.einsum("rpi,pic->prc", *of_parts).sum(axis=0)
 
 
 def _few_forward(left, right):
@@ -72,7 +74,7 @@ def _few_backward(saved, slope):
     left, right = saved
     parts = _parts(len(left))
     rows, slopes = left.reshape(parts, -1, left.shape[1]), slope.reshape(parts, -1, slope.shape[1])
-    return slope @ right.T, jnp.einsum("pri,prc->pic", rows, slopes).sum(0)
+    return slope @ right.T, jnp.einsum("pri,prc->pic", rows, slopes).sum(axis=0)
 
 
 few_columns.defvjp(_few_forward, _few_backward)

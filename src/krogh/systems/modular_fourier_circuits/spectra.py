@@ -191,8 +191,9 @@ five_inputs = system.experiment(
     "norm-weighted power >= 0.95, all frequencies among alive neurons",
     source="Figs C.3, C.4",
     presets=("quick", "paper"),
-    finding="At (5, 23) all 8 networks answer every row, and .98 to 1.00 of a network's alive neurons have one frequency "
-    "throughout, but they share 5 to 8 of the 11 frequencies and the power stays at .86 from step 9000 of 20,000 on.",
+    finding="At (5, 23) all 8 networks answer every row, and .98 to 1.00 of a network's alive neurons have one "
+    "frequency throughout, but they share 5 to 8 of the 11 frequencies and the power stays at .86 from step 9000 of "
+    "20,000 on.",
 )
 def original_five(ds: xr.Dataset):
     return fourier_features(ds, 0.95, ds.attrs["p"] // 2)

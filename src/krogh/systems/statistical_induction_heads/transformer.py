@@ -141,8 +141,8 @@ def three_stages(ds: xr.Dataset):
     "times the earliest",
     source="Fig E.3",
     presets=("quick", "paper"),
-    finding="With the document's dropout 0.1 all 64 networks pass the stages and end at bigrams, but only 31 fall within "
-    "20 % of the training; without dropout all do.",
+    finding="With the document's dropout 0.1 all 64 networks pass the stages and end at bigrams, but only 31 fall "
+    "within 20 % of the training; without dropout all do.",
 )
 def every_seed(ds: xr.Dataset):
     times = transition(ds)
