@@ -348,12 +348,21 @@ def test_nested_settings_are_found_by_name_or_dotted_name():
 
 
 def test_plans_cover_a_stage_once_and_break_at_snapshots():
-    chunks = plan(100, 400, [*range(110, 401, 10)], [200], 0)
+    chunks = plan(100, 400, [*range(110, 401, 10)], [200], 0, 400)
     assert chunks[0].start == 100 and chunks[-1].end == 400
     assert all(a.end == b.start for a, b in zip(chunks, chunks[1:], strict=False))
     assert 200 in [c.end for c in chunks]
-    uneven = plan(0, 64, [1, 2, 4, 8, 16, 32, 64], [], 0)
+    uneven = plan(0, 64, [1, 2, 4, 8, 16, 32, 64], [], 0, 64)
     assert not uneven[0].even and sum(c.steps for c in uneven) == 64
+
+
+@pytest.mark.parametrize(
+    ("least", "most", "steps"), [(0, 1000, 40), (0, 20, 20), (0, 1, 10), (100, 1000, 100), (60, 20, 60)]
+)
+def test_chunks_are_neither_shorter_than_worth_it_nor_longer_than_silence_may_last(least, most, steps):
+    chunks = plan(0, 2400, [*range(10, 2401, 10)], [], least, most)
+    assert {chunk.steps for chunk in chunks} == {steps}
+    assert chunks[-1].end == 2400
 
 
 RESUMABLE = """

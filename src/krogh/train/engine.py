@@ -24,9 +24,11 @@ from krogh.train.spec import Group, fingerprint, group_key
 # A step counts by its floating-point operations, in units of one step of a (50, 3)-parity at width 100 and batch 32.
 # Unlike seconds they are the same in every run, so that a resumed one goes the same way.
 UNIT_STEP = 640_000
-# A stage is cut into at most this many chunks, each of at least so many (unit) steps of the whole ensemble.
+# A stage is cut into about so many chunks, each of at least so many (unit) steps of the whole ensemble. More chunks are
+# cut where one would take longer than some ten seconds: nothing is told, saved or compacted inside of one.
 CHUNKS = 64
 LEAST_REPLICA_STEPS = {"cpu": 16_384, "gpu": 200_000}
+MOST_REPLICA_STEPS = {"cpu": 2_000_000, "gpu": 1_000_000_000}
 LEAST_STEPS = {"cpu": 1, "gpu": 2_000}
 # What compiling costs, in unit steps: once stopped replicas have wasted as much, the others are compacted.
 WORTH_COMPACTING = {"cpu": 300_000, "gpu": 200_000_000}
@@ -57,13 +59,16 @@ class Chunk:
         return self.start + self.steps
 
 
-def plan(begin: int, end: int, records: Sequence[int], cuts: Sequence[int], least_steps: int) -> list[Chunk]:
+def plan(
+    begin: int, end: int, records: Sequence[int], cuts: Sequence[int], least_steps: float, most_steps: float
+) -> list[Chunk]:
     """Cut a stage into chunks: a function of the spec alone, so that a resumed run takes the same path."""
     marks = [begin, *(r for r in records if begin < r <= end)]
     lengths = [b - a for a, b in zip(marks, marks[1:], strict=False)]
     # A schedule with many different gaps runs in one program whose trip counts are data.
     even = len(set(lengths)) <= 2
-    per_chunk = max(-(-len(lengths) // CHUNKS), least_steps * len(lengths) // (end - begin), 1)
+    least, most = (int(steps * len(lengths) / (end - begin)) for steps in (least_steps, most_steps))
+    per_chunk = max(min(-(-len(lengths) // CHUNKS), most), least, 1)
     chunks, i = [], 0
     while i < len(lengths):
         j = i + 1
@@ -327,7 +332,9 @@ class Ensemble:
         cost = max(1.0, operations(self.steps[index]()) / UNIT_STEP)
         least = max(LEAST_STEPS[self.platform], LEAST_REPLICA_STEPS[self.platform] // self.group.size)
         # light steps keep long chunks: another dispatch would cost more than an earlier look is worth
-        chunks = plan(begin, end, self.spec.records, self.spec.snapshots, int(least / cost) if cost > 4 else least)
+        least = int(least / cost) if cost > 4 else least
+        most = MOST_REPLICA_STEPS[self.platform] / (cost * self.group.size)
+        chunks = plan(begin, end, self.spec.records, self.spec.snapshots, least, most)
         for number in range(journal.chunk, len(chunks)):
             chunk = chunks[number]
             if not self._compact(journal):
