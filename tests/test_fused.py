@@ -37,6 +37,20 @@ def test_the_kernel_takes_the_learners_steps(n, width, learner):
     assert np.abs(moved.weights - network.weights).max() > 1e-3
 
 
+def test_a_wide_network_that_has_stopped_stays_and_disturbs_nobody():
+    task, keys = SparseParity(50, 3), jax.random.split(jax.random.key(0), 4)
+    batch = jax.vmap(lambda key: task.sample(key, 16))(keys)
+    networks = jax.vmap(lambda key: MLP(140).build(task, key))(keys[:2])
+    step = jax.vmap(lambda net, live: fused.steps(net, batch.x, batch.y, SGD(batch=16), 4, live, interpret=True))
+    moved, total = step(networks, jnp.array([True, False]))
+    alone, _ = step(networks, jnp.array([True, True]))
+    for before, after, both in zip(*map(jax.tree.leaves, (networks, moved, alone)), strict=True):
+        np.testing.assert_array_equal(after[1], before[1])
+        np.testing.assert_array_equal(after[0], both[0])
+    assert not np.array_equal(moved.weights[0], networks.weights[0])
+    assert total[1] == 0 < total[0]
+
+
 def test_products_with_signs_are_exact_to_single_precision():
     signs = np.sign(np.random.default_rng(0).standard_normal((32, 64))).astype(np.float32)
     matrix = np.random.default_rng(1).standard_normal((64, 16)).astype(np.float32)

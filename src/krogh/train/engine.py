@@ -30,8 +30,11 @@ CHUNKS = 64
 LEAST_REPLICA_STEPS = {"cpu": 16_384, "gpu": 200_000}
 MOST_REPLICA_STEPS = {"cpu": 2_000_000, "gpu": 1_000_000_000}
 LEAST_STEPS = {"cpu": 1, "gpu": 2_000}
-# What compiling costs, in unit steps: once stopped replicas have wasted as much, the others are compacted.
+# What compiling costs, in unit steps: once stopped replicas have wasted as much, the others are compacted. Programs of
+# heavy steps, of more than four units, take a GPU longer to compile and use it better.
 WORTH_COMPACTING = {"cpu": 300_000, "gpu": 200_000_000}
+HEAVY = 4
+HEAVY_IS_WORTH = {"cpu": 1, "gpu": 8}
 
 MANY_SLOTS = 1024
 
@@ -332,12 +335,13 @@ class Ensemble:
         cost = max(1.0, operations(self.steps[index]()) / UNIT_STEP)
         least = max(LEAST_STEPS[self.platform], LEAST_REPLICA_STEPS[self.platform] // self.group.size)
         # light steps keep long chunks: another dispatch would cost more than an earlier look is worth
-        least = int(least / cost) if cost > 4 else least
+        least = int(least / cost) if cost > HEAVY else least
         most = MOST_REPLICA_STEPS[self.platform] / (cost * self.group.size)
         chunks = plan(begin, end, self.spec.records, self.spec.snapshots, least, most)
+        worth = WORTH_COMPACTING[self.platform] * (HEAVY_IS_WORTH[self.platform] if cost > HEAVY else 1)
         for number in range(journal.chunk, len(chunks)):
             chunk = chunks[number]
-            if not self._compact(journal):
+            if not self._compact(journal, worth):
                 self.meter.tell(self.group.size * self.spec.steps)
                 return
             if len(journal.rows) != slots:
@@ -384,8 +388,8 @@ class Ensemble:
                 journal.records[name] = np.full(shape, blank, values.dtype)
             journal.records[name][rows[:, None], np.asarray(columns)] = values
 
-    def _compact(self, journal: Journal) -> bool:
-        """Drop stopped replicas where that pays; False when none is left."""
+    def _compact(self, journal: Journal, worth: float) -> bool:
+        """Drop stopped replicas once they have wasted what is worth it; False when none is left."""
         running = (journal.rows >= 0) & (journal.status[journal.rows] == RUNNING)
         live = int(np.sum(running))
         slots = len(journal.rows)
@@ -398,7 +402,7 @@ class Ensemble:
         # Eight sizes to a doubling, so that programs can be used again.
         grain = 1 << max(0, live.bit_length() - 4)
         target = -(-live // grain) * grain
-        if target >= slots or journal.wasted < WORTH_COMPACTING[self.platform]:
+        if target >= slots or journal.wasted < worth:
             return True
         self._retire(journal, (journal.rows >= 0) & ~running)
         keep = np.flatnonzero(running)

@@ -12,7 +12,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from krogh.nn.activations import ACTIVATIONS
 from krogh.nn.mlp import TwoLayer
@@ -76,10 +76,13 @@ def steps(
     y: Float[Array, "steps batch"],
     learner: Learner,
     warps: int = 4,
+    live: Bool[Array, ""] | bool = True,
     interpret: bool = False,
 ) -> tuple[TwoLayer, Float[Array, ""]]:
-    """The network after one step on each batch, and the sum of the losses before the steps."""
-    run = _in_registers if _is_small(network) else _tile_by_tile
+    """The network after one step on each batch, and the sum of the losses before the steps.
+
+    A network of several tiles that is not `live` may be left as it is, at no cost.
+    """
     batch = x.shape[1]
     loss = loss_function(learner.loss)
     decay = 0.0 if learner.weight_decay is None else learner.weight_decay
@@ -93,7 +96,11 @@ def steps(
         values, back = jax.vjp(lambda f: jax.vmap(loss)(f, labels), outputs)
         return jnp.sum(values) / batch, back(jnp.full((batch,), 1 / batch, jnp.float32))[0]
 
-    parameters, total = run(network, x, y, of_loss, learner.loss == "hinge", rates, decays, warps, interpret)
+    if _is_small(network):
+        parameters, total = _in_registers(network, x, y, of_loss, rates, decays, warps, interpret)
+    else:
+        live, exact = jnp.asarray(live, jnp.int32), learner.loss == "hinge"
+        parameters, total = _tile_by_tile(network, x, y, live, of_loss, exact, rates, decays, warps, interpret)
     where = lambda net: (net.weights, net.bias, net.output, net.output_bias)  # noqa: E731
     return eqx.tree_at(where, network, parameters), total
 
@@ -111,7 +118,7 @@ def _call(kernel, shapes, aliases, warps, interpret):
     )
 
 
-def _in_registers(network, x, y, of_loss, _exact, rates, decays, warps, interpret):
+def _in_registers(network, x, y, of_loss, rates, decays, warps, interpret):
     batch, n = x.shape[1:]
     (width,) = network.bias.shape
     inputs, neurons = _power_of_two(n), _power_of_two(width)
@@ -141,7 +148,7 @@ def _in_registers(network, x, y, of_loss, _exact, rates, decays, warps, interpre
     return (w[:width, :n].T, b[:width], u[:width], c), total
 
 
-def _tile_by_tile(network, x, y, of_loss, exact, rates, decays, warps, interpret):
+def _tile_by_tile(network, x, y, live, of_loss, exact, rates, decays, warps, interpret):
     from jax.experimental import pallas as pl
     from jax.experimental.pallas import triton
 
@@ -155,7 +162,7 @@ def _tile_by_tile(network, x, y, of_loss, exact, rates, decays, warps, interpret
         return pl.ds(j * batch, batch)
 
     def kernel(
-        x_ref, gram_ref, y_ref, _w, _b, _u, c_ref, _h, _bits, _us, rate_ref, decay_ref,
+        x_ref, gram_ref, y_ref, live_ref, _w, _b, _u, c_ref, _h, _bits, _us, rate_ref, decay_ref,
         w_ref, b_ref, u_ref, c_out, h_ref, bits_ref, us_ref, loss_ref,
     ):  # fmt: skip
         moved = _mover(rate_ref, decay_ref)
@@ -247,7 +254,8 @@ def _tile_by_tile(network, x, y, of_loss, exact, rates, decays, warps, interpret
             return tuple(new), c, total
 
         slopes = tuple(jnp.zeros((batch,), jnp.float32) for _ in range(ahead))
-        _, c_out[...], loss_ref[...] = lax.fori_loop(0, blocks + 1, block, (slopes, c_ref[...], jnp.float32(0)))
+        start = slopes, c_ref[...], jnp.float32(0)
+        _, c_out[...], loss_ref[...] = lax.fori_loop(0, live_ref[...] * (blocks + 1), block, start)
 
     w, b, u, x = _padded(network, x, tiles * TILE, parts * PART)
     # What is read together lies together.
@@ -259,8 +267,8 @@ def _tile_by_tile(network, x, y, of_loss, exact, rates, decays, warps, interpret
     bits, us = jnp.zeros((ahead, len(b)), word), jnp.zeros((ahead, len(b)), jnp.float32)
     parameters = [w, b, u, network.output_bias, h, bits, us]
     shapes = [jax.ShapeDtypeStruct(p.shape, p.dtype) for p in parameters] + [jax.ShapeDtypeStruct((), jnp.float32)]
-    call = _call(kernel, shapes, {i + 3: i for i in range(7)}, warps, interpret)
-    w, b, u, c, *_, total = call(x, gram, y, *parameters, rates, decays)
+    call = _call(kernel, shapes, {i + 4: i for i in range(7)}, warps, interpret)
+    w, b, u, c, *_, total = call(x, gram, y, live, *parameters, rates, decays)
     w = w.swapaxes(1, 2).reshape(tiles * TILE, parts * PART)
     return (w[:width, :n].T, b[:width], u[:width], c), total
 

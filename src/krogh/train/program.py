@@ -153,7 +153,8 @@ class Program:
         def several(carry, batches):
             arrays, memory, total = carry
             network = eqx.combine(arrays, self.net_static)
-            network, losses = fused.steps(network, batches.x, batches.y, learner, fused.warps(replicas))
+            live = replica.status == RUNNING
+            network, losses = fused.steps(network, batches.x, batches.y, learner, fused.warps(replicas), live)
             return eqx.filter(network, eqx.is_array), memory, total + losses
 
         carry = (replica.network, replica.memory, jnp.zeros(()))
