@@ -538,6 +538,14 @@ def test_progress_ends_at_the_total():
     assert calls[-1][1] == calls[-1][2] == 40
 
 
+def test_progress_says_which_training_and_which_group_it_is():
+    labels = []
+    with workspace(progress=lambda label, *rest: labels.append(label)):
+        run = kr.train(TASK, LinearAtZero(), adding_up(), 4)
+        kr.sweep(run.spec, n=[5, 6])
+    assert list(dict.fromkeys(labels)) == ["training", "training 2, group 1/2", "training 2, group 2/2"]
+
+
 class Named:
     def __init__(self, name, dims=()):
         self.name, self.dims = name, dims

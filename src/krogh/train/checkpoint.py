@@ -2,13 +2,15 @@
 
 import contextlib
 import hashlib
+import itertools
 import os
 import pickle
 import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +26,11 @@ SAVING_SHARE = 20
 @dataclass(frozen=True)
 class Workspace:
     """`checkpoints`: folder for unfinished runs. `progress(label, done, total, rate)`: called per chunk,
-    counted in replica-steps and replica-steps per second; a rate of 0 is none."""
+    counted in replica-steps and replica-steps per second; a rate of 0 is none. `trainings` counts those begun."""
 
     checkpoints: Path | None = None
     progress: Progress | None = None
+    trainings: Iterator[int] = field(default_factory=partial(itertools.count, 1))
 
     def tell(self, label: str, done: float, total: float | None, rate: float = 0.0) -> None:
         """Report progress, if anybody listens."""

@@ -17,6 +17,7 @@ import numpy as np
 from krogh.errors import InputError, check_integer, nearest
 from krogh.nn.base import Architecture
 from krogh.tasks.base import Task
+from krogh.train.checkpoint import current_workspace
 from krogh.train.engine import Result, run_group
 from krogh.train.learners import Learner, Stage
 from krogh.train.program import DIVERGED, REACHED
@@ -213,7 +214,7 @@ def sweep(spec: Spec, *, replicas_at_once: int | None = None, **axes: Iterable) 
     groups: dict[Any, list[int]] = {}
     for number, varied in enumerate(variants):
         groups.setdefault(group_key(varied), []).append(number)
-    results = []
+    results, training = [], next(current_workspace().trainings)
     for number, members in enumerate(groups.values()):
         rows = np.flatnonzero(np.isin(chosen, members))
         seeds = []
@@ -221,7 +222,9 @@ def sweep(spec: Spec, *, replicas_at_once: int | None = None, **axes: Iterable) 
             name = stream if stream in values else "seed"
             seeds.append(np.asarray(values[name])[position[name][rows]] if name in values else np.zeros(len(rows)))
         group = make_group([variants[i] for i in members], np.searchsorted(members, chosen[rows]), *seeds)
-        label = f"group {number + 1}/{len(groups)}" if len(groups) > 1 else "training"
+        label = "training" if training == 1 else f"training {training}"
+        if len(groups) > 1:
+            label += f", group {number + 1}/{len(groups)}"
         results.append((rows, run_group(group, replicas_at_once, label)))
     data = _dataset(spec, values, results)
     used = data.steps_used.values.ravel()
