@@ -79,6 +79,21 @@ def test_redrawn_samples_leave_one_conjunction_and_only_the_first_m_examples_cou
     assert ambiguous(jax.random.split(jax.random.key(0), 16)).max() > 1
 
 
+def test_replicas_redraw_as_often_as_they_would_alone():
+    task = SparseBoolean(30, bias=balanced_bias(3), m=1.0, redraws=20)
+
+    def drawn(key, m):
+        return eqx.tree_at(lambda task: task.m, task, m).sample(key, 40).x
+
+    keys, sizes = jax.random.split(jax.random.key(0), 8), jnp.array([5.0, 15, 20, 25, 28, 30, 35, 40])
+    together = jax.jit(jax.vmap(drawn))(keys, sizes)
+    alone = jax.jit(drawn)
+    plain = [SparseBoolean(30, bias=balanced_bias(3)).sample(key, 40).x for key in keys]
+    redrawn = [not np.array_equal(*pair) for pair in zip(together, plain, strict=True)]
+    assert redrawn[0] and not redrawn[-1]
+    np.testing.assert_array_equal(together, [alone(key, m) for key, m in zip(keys, sizes, strict=True)])
+
+
 def test_bad_tasks_are_refused_in_a_sentence():
     for wrong in ({"gate": "nand"}, {"support": (0, 9)}, {"support": (1, 1)}, {"gate": "xor", "redraws": 3}):
         with pytest.raises(InputError):

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.custom_batching import sequential_vmap
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from krogh.errors import InputError, nearest
@@ -37,20 +38,24 @@ def consistent_conjunctions(x: Float[Array, "size n"], y: Int[Array, " size"], s
     size, n = x.shape
     possible = jnp.all((x > 0.5) | (y != 1)[:, None], axis=0)
     kept = min(CANDIDATES, n)
-    position = jnp.nonzero(possible, size=kept, fill_value=n)[0]
-    bits = jnp.where((y == 0)[:, None], x, 0.0).at[:, position].get(mode="fill", fill_value=1.0)
-    together = bits
-    for _ in range(s - 2):
-        together = (together[:, :, None] * bits[:, None, :]).reshape(size, -1)
-    violations = (together.T @ bits if s > 1 else bits.sum(axis=0)).reshape((kept,) * s)
-    grid = jnp.meshgrid(*[jnp.arange(kept)] * s, indexing="ij")
-    chosen = jnp.ones((kept,) * s, bool)
-    for first, second in zip(grid, grid[1:], strict=False):
-        chosen &= first < second
-    for index in grid:
-        chosen &= position[index] < n
-    found = jnp.sum(chosen & (violations < 0.5))
-    return jnp.where(jnp.sum(possible) > kept, min(math.comb(n, s), 2**31 - 1), found)
+
+    def enumerated() -> Int[Array, ""]:
+        position = jnp.nonzero(possible, size=kept, fill_value=n)[0]
+        bits = jnp.where((y == 0)[:, None], x, 0.0).at[:, position].get(mode="fill", fill_value=1.0)
+        together = bits
+        for _ in range(s - 2):
+            together = (together[:, :, None] * bits[:, None, :]).reshape(size, -1)
+        violations = (together.T @ bits if s > 1 else bits.sum(axis=0)).reshape((kept,) * s)
+        grid = jnp.meshgrid(*[jnp.arange(kept)] * s, indexing="ij")
+        chosen = jnp.ones((kept,) * s, bool)
+        for first, second in zip(grid, grid[1:], strict=False):
+            chosen &= first < second
+        for index in grid:
+            chosen &= position[index] < n
+        return jnp.sum(chosen & (violations < 0.5))
+
+    every = jnp.int32(min(math.comb(n, s), 2**31 - 1))
+    return lax.cond(jnp.sum(possible) > kept, lambda: every, enumerated)
 
 
 class SparseBoolean(Task):
@@ -111,20 +116,29 @@ class SparseBoolean(Task):
     def sample(self, key: PRNGKeyArray, size: int) -> Batch:
         """A training sample."""
         counted = jnp.ones(size) if self.m is None else (jnp.arange(size) < self.m).astype(jnp.float32)
-
-        def ambiguous(batch: Batch) -> Bool[Array, ""]:
-            return consistent_conjunctions(batch.x, jnp.where(counted > 0, batch.y, -1), self.s) > 1
-
-        def again(state: tuple[Array, Batch]) -> tuple[Array, Batch]:
-            return state[0] + 1, self.held_out(jax.random.fold_in(key, state[0]), size)
-
-        batch = self.held_out(key, size)
         if self.redraws:
-            goes_on = lambda state: (state[0] < self.redraws) & ambiguous(state[1])  # noqa: E731
-            batch = lax.while_loop(goes_on, again, (jnp.zeros((), jnp.int32), batch))[1]
+            # On a CPU replicas redraw in turn, so that each draws as often as its own sample needs.
+            in_turn = jax.default_backend() == "cpu"
+            redrawn = sequential_vmap(self._redrawn) if in_turn else self._redrawn
+            key = redrawn(key, jnp.asarray(self.bias), counted)
+        batch = self.held_out(key, size)
         if self.m is None:
             return batch
         return Batch(batch.x, batch.y, {"weight": counted * (size / self.m)})
+
+    def _redrawn(self, key: PRNGKeyArray, bias: Float[Array, ""], counted: Float[Array, " size"]) -> PRNGKeyArray:
+        """The key of the first unambiguous sample, or of the last one tried."""
+        task = eqx.tree_at(lambda task: task.bias, self, bias)
+
+        def nth(redraw: Int[Array, ""]) -> PRNGKeyArray:
+            return jnp.where(redraw == 0, key, jax.random.fold_in(key, redraw - 1))
+
+        def goes_on(redraw: Int[Array, ""]) -> Bool[Array, ""]:
+            batch = task.held_out(nth(redraw), len(counted))
+            seen = jnp.where(counted > 0, batch.y, -1)
+            return (redraw < self.redraws) & (consistent_conjunctions(batch.x, seen, self.s) > 1)
+
+        return nth(lax.while_loop(goes_on, lambda redraw: redraw + 1, jnp.int32(0)))
 
     def enumerate(self) -> Batch:
         if isinstance(self.bias, float | int) and self.bias != 0.5:

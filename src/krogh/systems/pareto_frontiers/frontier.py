@@ -382,8 +382,11 @@ for bits in (50, 100, 200):
 
 narrow = system.experiment(
     "fig-C.1-n50-narrow",
-    "More data can hurt: the narrowest width at n = 50, k = 3, of 400 runs each",
-    presets={"smoke": SMOKE, "paper": replace(ORIGINAL, widths=(10,), seeds=400)},
+    "More data can hurt: the narrowest width at n = 50, k = 3, with enough data to learn, 1000 runs each",
+    presets={
+        "smoke": SMOKE,
+        "paper": replace(ORIGINAL, samples=tuple(m for m in PAPER_SAMPLES if m >= 1e4), widths=(10,), seeds=1000),
+    },
 )(grid)
-claim_grid(narrow, "(n,k) = (50,3), width 10, 400 runs a cell", ("15.14",), presets=("paper",))
+claim_grid(narrow, "(n,k) = (50,3), width 10, m >= 1e4, 1000 runs a cell", ("15.14",), presets=("paper",))
 narrow.figure(slices)
