@@ -85,13 +85,20 @@ def test_replicas_redraw_as_often_as_they_would_alone():
     def drawn(key, m):
         return eqx.tree_at(lambda task: task.m, task, m).sample(key, 40).x
 
-    keys, sizes = jax.random.split(jax.random.key(0), 8), jnp.array([5.0, 15, 20, 25, 28, 30, 35, 40])
-    together = jax.jit(jax.vmap(drawn))(keys, sizes)
-    alone = jax.jit(drawn)
-    plain = [SparseBoolean(30, bias=balanced_bias(3)).sample(key, 40).x for key in keys]
-    redrawn = [not np.array_equal(*pair) for pair in zip(together, plain, strict=True)]
-    assert redrawn[0] and not redrawn[-1]
-    np.testing.assert_array_equal(together, [alone(key, m) for key, m in zip(keys, sizes, strict=True)])
+    plain = SparseBoolean(30, bias=balanced_bias(3))
+
+    @jax.jit
+    def tried(key, m):
+        batch = plain.sample(key, 40)
+        return batch.x, consistent_conjunctions(batch.x, jnp.where(jnp.arange(40) < m, batch.y, -1), 3)
+
+    keys, sizes = jax.random.split(jax.random.key(0), 8), [5.0, 9, 10, 11, 12, 13, 14, 40]
+    together, redraws = jax.jit(jax.vmap(drawn))(keys, jnp.array(sizes)), []
+    for key, m, x in zip(keys, sizes, together, strict=True):
+        every = [tried(k, m) for k in (key, *(jax.random.fold_in(key, i) for i in range(20)))]
+        redraws.append(next((i for i, (_, count) in enumerate(every) if count <= 1), 20))
+        np.testing.assert_array_equal(x, every[redraws[-1]][0])
+    assert max(redraws) == 20 and min(redraws) == 0 and len(set(redraws)) > 3
 
 
 def test_bad_tasks_are_refused_in_a_sentence():

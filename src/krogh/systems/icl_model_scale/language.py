@@ -288,6 +288,16 @@ def plot_label_bias(ds: xr.Dataset) -> Figure:
 # ------------------------------------------------------------------------------------------- input noise
 
 
+TWO_PROMPTS = Language(
+    depths=(10,),
+    tasks=("questions",),
+    examples=2,
+    asked=2,
+    flips=(0.0,),
+    noises=(0.0, 0.3),
+    tokens=320,
+    seeds=2,
+)
 STANDS_FOR = f"{MODELS}; wrong letters for the input noise of §5.7, which was not measured there"
 
 
@@ -295,16 +305,7 @@ STANDS_FOR = f"{MODELS}; wrong letters for the input noise of §5.7, which was n
     "input-noise",
     "Accuracy against flipped labels and misspelt examples",
     presets={
-        "smoke": Language(
-            depths=(10,),
-            tasks=("questions",),
-            examples=2,
-            asked=2,
-            flips=(0.0,),
-            noises=(0.0, 0.3),
-            tokens=320,
-            seeds=2,
-        ),
+        "smoke": TWO_PROMPTS,
         "quick": Language(tasks=("rotten-tomatoes", "questions"), flips=(0.0, 1.0), noises=(0.0, 0.1, 0.3)),
         "paper": Language(
             asked=1000,
@@ -363,16 +364,7 @@ wrong_letters = system.experiment(
     "wrong-letters",
     "Accuracy with and without misspelt examples: many prompts, the whole model and its copy of half the depth",
     presets={
-        "smoke": Language(
-            depths=(10,),
-            tasks=("questions",),
-            examples=2,
-            asked=2,
-            flips=(0.0,),
-            noises=(0.0, 0.3),
-            tokens=320,
-            seeds=2,
-        ),
+        "smoke": TWO_PROMPTS,
         "paper": Language(
             depths=(15,), tasks=("rotten-tomatoes", "questions"), flips=(0.0,), noises=(0.0, 0.3), asked=60, seeds=256
         ),
