@@ -329,6 +329,26 @@ def _excess(accuracy: xr.DataArray, before: dict[str, float], after: dict[str, f
     return lost.isel(size=-1) - lost.isel(size=0)
 
 
+MISSPELT = (
+    "Wrong letters in the examples (three in ten, the labels right, the sentence asked untouched) cost the whole model "
+    "more accuracy than its copy of half the depth"
+)
+
+
+def deeper_are_distracted(ds: xr.Dataset):
+    return at_least(_excess(ds.calibrated, dict(flip=0.0, noise=0.0), dict(flip=0.0, noise=0.3)), 0, over="seed")
+
+
+misspelt_examples.claim(
+    "04.19e",
+    MISSPELT,
+    source="§5.7",
+    presets=("quick", "paper"),
+    finding="With 8 seeds of 12 sentences (quick) the whole model loses .07 and its copy .05, a difference of .02 "
+    "(-.06 to .10) that decides nothing.",
+)(deeper_are_distracted)
+
+
 @misspelt_examples.claim(
     "04.19f",
     "Input noise and label noise add up: what the whole model loses by flipped labels beyond its copy of half the "
@@ -373,18 +393,14 @@ wrong_letters = system.experiment(
 )(label_accuracy)
 
 
-@wrong_letters.claim(
+wrong_letters.claim(
     "04.19e",
-    "Wrong letters in the examples (three in ten, the labels right, the sentence asked untouched) cost the whole model "
-    "more accuracy than its copy of half the depth",
+    MISSPELT,
     source="§5.7",
     finding="The mean of the two tasks decides, by .013, and they disagree: on questions the whole model loses .073 "
-    "and its copy .032, on film reviews .029 and .044. Eight prompts of twelve sentences could not tell (-.09 to .13).",
-)
-def deeper_are_distracted(ds: xr.Dataset):
-    return at_least(_excess(ds.calibrated, dict(flip=0.0, noise=0.0), dict(flip=0.0, noise=0.3)), 0, over="seed")
-
-
+    "and its copy .032, on film reviews .029 and .044. The first 64 of the prompts, looked at before the others were "
+    "asked, left it open (.012, -.002 to .027).",
+)(deeper_are_distracted)
 wrong_letters.figure(plot_misspelt_examples)
 
 
