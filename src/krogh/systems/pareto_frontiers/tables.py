@@ -5,7 +5,7 @@ the small samples. Here Adam and the logistic loss; orderings are judged, number
 """
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import equinox as eqx
@@ -206,11 +206,13 @@ STAND_IN = (
 
 @dataclass(frozen=True)
 class Tables(Training):
-    """`fractions` of the rows that are not for testing; test rows are at most `test`."""
+    """`fractions` of the rows that are not for testing; test rows are at most `test`. The last width is left out where
+    there are more training rows than `widest_rows`, as it is for the two largest sets of the document."""
 
     sets: tuple[str, ...] = ("MagicTelescope",)
     fractions: tuple[float, ...] = (0.01, 0.1)
     widths: tuple[int, ...] = (30, 300)
+    widest_rows: int = 100_000
     test: int = 5000
     seeds: int = 8
 
@@ -222,9 +224,11 @@ def tables(s: Tables) -> xr.Dataset:
         for fraction in s.fractions:
             task = tabular(name, fraction)
             m = len(task.rows)
-            networks.append(network_errors(s, task, m, s.test).expand_dims(fraction=[fraction]))
+            widths = s.widths if m <= s.widest_rows else s.widths[:-1]
+            errors = network_errors(replace(s, widths=widths), task, m, s.test)
+            networks.append(errors.expand_dims(fraction=[fraction]))
             forests.append(forest_errors(s, task, m, s.test).expand_dims(fraction=[fraction]))
-        both = {"error": xr.concat(networks, "fraction"), "forest_error": xr.concat(forests, "fraction")}
+        both = {"error": xr.concat(networks, "fraction", join="outer"), "forest_error": xr.concat(forests, "fraction")}
         parts.append(xr.Dataset(both).assign(rows=len(task.y), features=task.x.shape[1]).expand_dims(set=[name]))
     return xr.concat(parts, "set")
 
@@ -301,10 +305,33 @@ table_c2 = system.experiment(
 )(tables)
 
 
+columns_c2 = system.experiment(
+    "table-C.2-columns",
+    "The six columns of Table C.2 on seven tables: all rows, a tenth, a hundredth; 16 splits and fewer sizes",
+    presets={
+        "smoke": SMOKE,
+        "paper": Tables(
+            sets=SETS,
+            fractions=(1, 0.1, 0.01),
+            widths=(100, 300, 1000),
+            sparsities=(0, 2, 4),
+            max_features=("sqrt", None),
+            seeds=16,
+        ),
+    },
+    stand_in=STAND_IN,
+)(tables)
+
+
+FORESTS_LEAD = (
+    "With 1 % of the rows the best random forest has the lower median test error, on average over the sets, as it has "
+    "in Table C.2 on each of these"
+)
+
+
 @table_c2.claim(
     "15.18b",
-    "With 1 % of the rows the best random forest has the lower median test error, on average over the sets, as it has "
-    "in Table C.2 on each of these",
+    FORESTS_LEAD,
     source="Table C.2",
     finding="Eight of twelve medians are within two points of the published ones, although fewer sizes are tried; both "
     "of bank-marketing, another edition, are seven points lower. On electricity, here with two columns fewer, and on "
@@ -322,8 +349,10 @@ def forests_lead_on_few_rows(ds: xr.Dataset):
     return at_least((networks, forests), 0.0, stat=lead)
 
 
-@table_c2.figure
-def plot_table_c2(ds: xr.Dataset):
+columns_c2.claim("15.18b", FORESTS_LEAD, source="Table C.2", presets=("paper",))(forests_lead_on_few_rows.predicate)
+
+
+def plot_columns(ds: xr.Dataset):
     """Best median test error of networks and forests, ours above the published."""
     networks = 100 * ds.error.median("seed").min(("s", "depth", "width"))
     forests = 100 * ds.forest_error.median("seed").min("forest")
@@ -349,9 +378,13 @@ def plot_table_c2(ds: xr.Dataset):
     return fig
 
 
-@table_c2.figure
 def plot_figure_c3(ds: xr.Dataset):
     return error_curves(ds, "set", "fraction")
+
+
+for experiment in (table_c2, columns_c2):
+    experiment.figure(plot_columns)
+    experiment.figure(plot_figure_c3)
 
 
 # ------------------------------------------------------------------------------------------- Tables C.1, C.2 as printed
