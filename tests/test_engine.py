@@ -329,6 +329,24 @@ def test_consecutive_records_count_from_the_first():
     assert never.data.status.values[0] == "censored" and np.isinf(never.data.reached.values[0])
 
 
+def test_points_that_are_left_out_change_nothing_for_the_others():
+    spec = kr.spec(TASK, kr.nn.MLP(width=3), kr.SGD(batch=8), 20, seeds=3, probes=[kr.probes.accuracy], every=5)
+    axes = {"lr": [0.05, 0.2], "width": [3, 6]}
+    whole = kr.sweep(spec, **axes)
+    where = np.array([[[1, 0, 1], [0, 0, 0]], [[0, 1, 1], [0, 0, 0]]], bool)
+    part = kr.sweep(spec, **axes, where=where)
+    for name in ("accuracy", "loss", "steps_used", "samples_used", "status"):
+        np.testing.assert_array_equal(part.data[name].values[where], whole.data[name].values[where])
+    assert set(part.data.status.values[~where]) == {"left out"} and not part.data.steps_used.values[~where].any()
+    assert np.isnan(part.data.accuracy.values[~where]).all() and np.isinf(part.data.reached.values[~where]).all()
+    assert part.data.attrs["replica_steps_asked"] == 4 * 20 and len(part.groups) == 1
+    np.testing.assert_array_equal(
+        part.network(lr=0.2, width=3, seed=1).weights, whole.network(lr=0.2, width=3, seed=1).weights
+    )
+    with pytest.raises(InputError, match="left out"):
+        part.network(lr=0.2, width=6, seed=1)
+
+
 def test_a_sweep_is_one_labelled_dataset_equal_to_its_parts():
     spec = kr.spec(TASK, kr.nn.MLP(width=4), kr.SGD(lr=0.1), 20, seeds=3, every=10)
     swept = kr.sweep(spec, lr=[0.05, 0.2], width=[3, 6])
@@ -605,6 +623,9 @@ BAD = {
     "stream too large": lambda: kr.sweep(kr.spec(TASK, kr.nn.MLP(width=3), kr.SGD(), 5), data_seed=[2**32]),
     "record in parts": lambda: kr.train(TASK, kr.nn.MLP(width=3), kr.SGD(), 5, record=[1.5]),
     "record no list": lambda: kr.train(TASK, kr.nn.MLP(width=3), kr.SGD(), 5, record=3),
+    "points of another shape": lambda: kr.sweep(kr.spec(TASK, kr.nn.MLP(width=3), kr.SGD(), 5), where=[True, False]),
+    "points that are numbers": lambda: kr.sweep(kr.spec(TASK, kr.nn.MLP(width=3), kr.SGD(), 5), where=[1]),
+    "no points": lambda: kr.sweep(kr.spec(TASK, kr.nn.MLP(width=3), kr.SGD(), 5), where=[False]),
     "axis no list": lambda: kr.sweep(kr.spec(TASK, kr.nn.MLP(width=3), kr.SGD(), 5), lr=0.1),
     "steps swept": lambda: kr.sweep(kr.spec(TASK, kr.nn.MLP(width=3), kr.SGD(), 5), steps=[5, 10]),
     "two probes of a name": lambda: kr.train(

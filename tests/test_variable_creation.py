@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from dataclasses import replace
 
 import equinox as eqx
 import jax
@@ -23,6 +24,7 @@ from krogh.systems.variable_creation.conjunctions import (
     fit,
     grows_slowly,
     sample_complexity,
+    sample_grid,
     weighted_loss,
 )
 from krogh.tasks.sparse_boolean import SparseBoolean, balanced_bias, consistent_conjunctions
@@ -379,6 +381,16 @@ def test_growth_needs_a_smallest_context_that_is_learned():
     assert grows_slowly.judge(grid_of({25: 1000, 400: 40}, samples)).outcome == "undecided"
     assert grows_slowly.judge(grid_of({25: 20, 400: 1000}, samples)).outcome == "fails"
     assert grows_slowly.judge(grid_of({25: 20, 400: 40}, samples)).outcome == "holds"
+
+
+def test_only_trials_that_failed_are_started_again():
+    settings = Grid(contexts=(8,), samples=(12, 40), steps=80, redraws=0, restarts=1, seeds=4)
+    once, thrice = sample_grid.function(settings), sample_grid.function(replace(settings, restarts=3))
+    np.testing.assert_array_equal(thrice.first_try, once.success)
+    np.testing.assert_array_equal(thrice.runs, np.where(once.success, 1, 3))
+    assert set(thrice.runs.values.ravel()) == {1, 3}
+    np.testing.assert_array_equal(thrice.success, np.isfinite(thrice.time))
+    assert (thrice.best >= once.best).all() and (thrice.success >= once.success).all()
 
 
 def test_lower_bounds_are_judged_only_where_they_can_fail():

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 PRECISIONS = ("highest", "high", "default", "tensorfloat32", "bfloat16", "float32", "TF32_TF32_F32_X3")
 STREAMS = ("init_seed", "data_seed")
+# Beside the fates of replicas: of a point that was not run.
+LEFT_OUT = -1
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,7 @@ class Run:
                 row = int(np.flatnonzero(rows == flat)[0])
                 arrays, rest = eqx.partition(tree, lambda leaf: isinstance(leaf, np.ndarray))
                 return eqx.combine(jax.tree.map(operator.itemgetter(row), arrays), rest)
-        raise AssertionError("every replica belongs to a group")
+        raise InputError("this point was left out")
 
 
 def train(
@@ -179,13 +181,16 @@ def spec(
     return Spec(task, network, stages, chosen, probes, records, until, validation, tuple(cuts), precision, networks)
 
 
-def sweep(spec: Spec, *, replicas_at_once: int | None = None, **axes: Iterable) -> Run:
+def sweep(spec: Spec, *, replicas_at_once: int | None = None, where: Any = None, **axes: Iterable) -> Run:
     """Run `spec` at every point of the product of `axes`, with all its seeds.
 
     An axis is a field of the task, the network or the learner by name (dotted where a name is not unique:
     `network.width`), or `init_seed` / `data_seed`, which cross the two random streams in place of `seed`.
     Values that are numbers inside the program share it; values that change shapes or code are compiled
     apart.
+
+    where   truths over the axes, in their order (`seed` last where it is none of them): only these points are run, such
+            as further restarts of what has failed. The others are "left out": no steps, nothing reached, NaN
     """
     if replicas_at_once is not None:
         check_integer("replicas_at_once", replicas_at_once, least=1)
@@ -211,12 +216,13 @@ def sweep(spec: Spec, *, replicas_at_once: int | None = None, **axes: Iterable) 
     chosen = np.zeros(math.prod(shape), int)
     for name in paths:
         chosen = chosen * len(values[name]) + position[name]
+    asked = _asked(where, shape)
     groups: dict[Any, list[int]] = {}
-    for number, varied in enumerate(variants):
-        groups.setdefault(group_key(varied), []).append(number)
+    for number in np.unique(chosen[asked]):
+        groups.setdefault(group_key(variants[number]), []).append(number)
     results, training = [], next(current_workspace().trainings)
     for number, members in enumerate(groups.values()):
-        rows = np.flatnonzero(np.isin(chosen, members))
+        rows = np.flatnonzero(np.isin(chosen, members) & asked)
         seeds = []
         for stream in STREAMS:
             name = stream if stream in values else "seed"
@@ -252,6 +258,16 @@ def _steps(name: str, steps: Sequence[int], total: int) -> list[int]:
     if marks and (marks[0] < 0 or marks[-1] > total):
         raise InputError(f"{name} must lie between 0 and the {total} steps of the run, got {marks[0]} to {marks[-1]}")
     return marks
+
+
+def _asked(where: Any, shape: tuple[int, ...]) -> np.ndarray:
+    """Which of all points are run, flattened."""
+    asked = np.ones(shape, bool) if where is None else np.asarray(where)
+    if asked.dtype != bool or asked.shape != shape:
+        raise InputError(f"where must hold truths of shape {shape}, one a point, got {asked.dtype} {asked.shape}")
+    if not asked.any():
+        raise InputError("where leaves every point out; ask for one at least")
+    return asked.ravel()
 
 
 def _listed(values: Iterable) -> str:
@@ -331,23 +347,24 @@ def _dataset(spec: Spec, axes: dict[str, tuple], results: list[tuple[np.ndarray,
         names = dims.get(name) or tuple(f"{name}_{i}" for i in range(len(inner)))
         variables[name] = ((*axes, "step", *names), whole.reshape(*shape, steps, *inner))
 
-    def gather(pick: Callable[[Result], np.ndarray]) -> np.ndarray:
-        first = pick(results[0][1])
-        whole = np.zeros(size, first.dtype)
+    def gather(pick: Callable[[Result], np.ndarray], left_out: float) -> np.ndarray:
+        whole = np.full(size, left_out, pick(results[0][1]).dtype)
         for rows, result in results:
             whole[rows] = pick(result)
         return whole.reshape(shape)
 
-    status, reached = gather(lambda r: r.status), gather(lambda r: r.reached)
+    status = gather(lambda r: r.status, LEFT_OUT)
     words = np.where(status == REACHED, "reached", "censored" if spec.until else "finished")
-    variables["status"] = (tuple(axes), np.where(status == DIVERGED, "diverged", words))
-    variables["reached"] = (tuple(axes), reached)
+    for number, word in ((DIVERGED, "diverged"), (LEFT_OUT, "left out")):
+        words = np.where(status == number, word, words)
+    variables["status"] = (tuple(axes), words)
+    variables["reached"] = (tuple(axes), gather(lambda r: r.reached, np.inf))
     columns = np.array([0, *spec.records])
-    used = columns[np.minimum(gather(lambda r: r.alive), len(columns)) - 1]
+    used = columns[np.clip(gather(lambda r: r.alive, 1), 1, len(columns)) - 1]
     variables["steps_used"] = (tuple(axes), used)
     coords = {name: _coordinate(values) for name, values in axes.items()} | {"step": columns}
     data = xr.Dataset(variables, coords)
-    data.attrs["replica_steps_asked"] = size * spec.steps
+    data.attrs["replica_steps_asked"] = sum(len(rows) for rows, _ in results) * spec.steps
     data.attrs["replica_steps_computed"] = sum(result.worked for _, result in results)
     return data
 
