@@ -267,7 +267,7 @@ def training_curves(ds: xr.Dataset):
 
 def slices(ds: xr.Dataset):
     """Success probability (Wilson's 95 % interval) and median convergence time against m, a curve per width."""
-    fig, axes = new_figure(2, ds.sizes["s"], size=(6.6, 2.2 * ds.sizes["s"]), squeeze=False, sharex=True)
+    fig, axes = new_figure(2, ds.sizes["s"], size=(8.2, 2.2 * ds.sizes["s"]), squeeze=False, sharex=True)
     m = np.where(np.isinf(ds.m), 3 * ds.m.where(np.isfinite(ds.m)).max(), ds.m)
     for (left, right), s in zip(axes, ds.s.values, strict=True):
         for width, colour in zip(ds.width.values, COLOURS, strict=False):
@@ -282,14 +282,14 @@ def slices(ds: xr.Dataset):
             low, high = (np.minimum(percentile(cell.reached.values, q, axis=1), ds.attrs["steps"]) for q in (25, 75))
             right.plot(m, times, "o-", markersize=3, color=colour, label=f"r = {width}")
             right.fill_between(m, low, high, color=colour, alpha=0.15, linewidth=0)
-        theory(left, [samples_needed(ds.attrs["n"], ds.attrs["k"])] * 2, [0, 1], "log₂ C(n,k), least for any learner")
+        theory(left, [samples_needed(ds.attrs["n"], ds.attrs["k"])] * 2, [0, 1], "log₂ C(n,k), least\nfor any learner")
         right.axhline(ds.attrs["steps"], color="0.5", linestyle=":", linewidth=1, label="budget")
         name = LABEL.get(int(s), f"{s:g}-sparse")
         left.set(ylabel="success probability", title=f"{name}: width buys luck", xscale="log", ylim=(-0.05, 1.05))
         right.set(ylabel="median steps to 90 %", title=f"{name}: data buy time (quartiles)", xscale="log", yscale="log")
     for ax in axes[-1]:
         ax.set_xlabel("samples m" + (" (last: online)" if np.isinf(ds.m).any() else ""))
-    axes[0, 0].legend()
+    fig.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside right center")
     return fig
 
 
