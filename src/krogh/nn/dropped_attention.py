@@ -12,15 +12,15 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from krogh.nn.attention import EPS
+from krogh.nn.products import pieces
 
-# Positions of a program, and its warps on the way forward and back.
-TILE = 64
-WARPS, WARPS_BACK = 4, 8
-# Numbers of eleven bits are multiplied three times: single precision on the matrix units.
-PRODUCT = lax.DotAlgorithmPreset.TF32_TF32_F32_X3
+# Positions of a program, and its warps: a warp of a product's sixteen rows.
+TILE, WARPS = 64, 4
 # Heads of a tile: no side of a product is shorter.
 HEADS = 16
 WORD = 32
+# Factors of products are bounded by 130; multiplied by this they are half-precision numbers with room below.
+SPAN = 256.0
 
 
 def applies(heads: int, emb: int) -> bool:
@@ -42,26 +42,23 @@ def attend(
     r_bn = k_bn ∘ table[bits_bn, n]; k_bn, whose entries are the bits of `kept`, and a = `attended` are 0 or 1. Examples
     from the first `counted` on bring 0 and cost nothing.
     """
-    batch, heads, emb = head.shape
-    n1 = bits.shape[1]
-    tail, unused = -n1 % TILE, HEADS - heads
+    batch, heads, _ = head.shape
+    tail, unused = -bits.shape[1] % TILE, HEADS - heads
     if attended is None:
         on = jnp.uint32(2**HEADS - 1)
     else:
         on = jnp.sum(attended.astype(jnp.uint32) << jnp.arange(heads, dtype=jnp.uint32)[:, None, None], axis=0)
     # A position's word: its bit, whether there is such a position, and the heads that keep their weight.
     known = jnp.pad(bits.astype(jnp.uint32) | 2 | on << HEADS, ((0, 0), (0, tail)))
-    # The mean of a row falls out of the scores if heads are centred, and out of the sums if these are.
-    head = jnp.pad(head - head.mean(axis=-1, keepdims=True), ((0, 0), (0, unused), (0, 0)))
     table, kept = (jnp.pad(a, ((0, 0), (0, tail), (0, 0))) for a in (table, kept))
+    head = jnp.pad(head - head.mean(axis=-1, keepdims=True), ((0, 0), (0, unused), (0, 0)))
     mixed, total = _attend(table, head, kept, known, jnp.asarray(counted, jnp.int32), interpret)
-    mixed, total = mixed[:, :heads], total[:, :heads]
-    return mixed - mixed.mean(axis=-1, keepdims=True), total
+    return mixed[:, :heads], total[:, :heads]
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(5,))
 def _attend(table, head, kept, known, counted, interpret):
-    """Σ_n w_bhn r_bn/std_bn and Σ_n w_bhn for w_bhn = a_bhn softmax_n(head_bh · r_bn/std_bn)."""
+    """As above for full tiles and for heads of mean zero: what rows have in common has no slope then."""
     return _forward(table, head, kept, known, counted, interpret)[0]
 
 
@@ -70,29 +67,34 @@ def _forward(table, head, kept, known, counted, interpret):
 
     batch, heads, emb = head.shape
     tiles = known.shape[1] // TILE
+    size = jnp.maximum(_size(head), 1)
 
-    def kernel(table_ref, head_ref, kept_ref, known_ref, counted_ref, top_ref, norm_ref, total_ref, mixed_ref):
+    def kernel(
+        table_ref, head_ref, kept_ref, known_ref, counted_ref, size_ref, top_ref, norm_ref, total_ref, mixed_ref
+    ):
         tile = pl.program_id(0)
         at = pl.ds(tile * TILE, TILE)
-        tables = table_ref[0, at], table_ref[1, at]
+        tables = _tables(table_ref, at)
+        size = size_ref[...] / SPAN
 
         def example(b, _):
-            known = known_ref[b, at]
-            rows, _, _, over_std = _rows(tables, [kept_ref[b, at, i] for i in range(kept_ref.shape[2])], known)
-            scores = _dot(rows, head_ref[b], interpret, trans_b=True) * over_std[:, None]
-            scores = jnp.where(_inside(known)[:, None], scores, -jnp.inf)
+            rows, known, _, _ = _rows(tables, kept_ref, known_ref, b, at)
+            rows = _halves(rows)
+            scores = _product(rows, (head_ref[0, b], head_ref[1, b]), trans_b=True) * size
+            scores = jnp.where(_inside(known), scores, -jnp.inf)
             top = jnp.max(scores, axis=0)
             weights = jnp.exp(scores - top)
             kept_weights = jnp.where(_attended(known), weights, 0.0)
             top_ref[tile, b] = top
             norm_ref[tile, b] = jnp.sum(weights, axis=0)
             total_ref[tile, b] = jnp.sum(kept_weights, axis=0)
-            mixed_ref[tile, b] = _dot(kept_weights * over_std[:, None], rows, interpret, trans_a=True)
+            mixed_ref[tile, b] = _product(_halves(SPAN * kept_weights), rows, trans_a=True)
 
         lax.fori_loop(0, counted_ref[...], example, None)
 
     shapes = [jax.ShapeDtypeStruct((tiles, batch, heads, *end), jnp.float32) for end in ((), (), (), (emb,))]
-    parts = _call(kernel, tiles, shapes, WARPS, interpret)(table, head, kept, known, counted)
+    halves = jnp.stack(_halves(SPAN / size * head))
+    parts = _call(kernel, tiles, shapes, interpret)(table, halves, kept, known, counted, size)
     # What was not looked at was not written either.
     counts = jnp.arange(batch)[:, None] < counted
     top, norm, total = (jnp.where(counts, part, 0.0) for part in parts[:3])
@@ -100,7 +102,7 @@ def _forward(table, head, kept, known, counted, interpret):
     share = jnp.exp(top - highest)
     norm = jnp.where(counts, jnp.sum(share * norm, axis=0), 1.0)
     share = share / norm
-    mixed = jnp.sum(share[..., None] * jnp.where(counts[..., None], parts[3], 0.0), axis=0)
+    mixed = jnp.sum(share[..., None] / SPAN * jnp.where(counts[..., None], parts[3], 0.0), axis=0)
     total = jnp.sum(share * total, axis=0)
     return (mixed, total), (table, head, kept, known, counted, mixed, total, highest + jnp.log(norm))
 
@@ -110,52 +112,58 @@ def _backward(interpret, saved, slopes):
 
     table, head, kept, known, counted, mixed, total, log_norm = saved
     of_mixed, of_total = slopes
-    _, heads, emb = head.shape
+    batch, heads, emb = head.shape
     tiles = known.shape[1] // TILE
+    size = jnp.maximum(_size(head), 1)
+    of_mixed = of_mixed - of_mixed.mean(axis=-1, keepdims=True)
+    unit = jnp.maximum(_size(of_mixed), _size(of_total))
+    unit = jnp.where(unit > 0, unit, 1.0)
+    of_mixed, of_total = of_mixed / unit, of_total / unit
     # Σ_n softmax_n times the slope by it.
     level = jnp.sum(of_mixed * mixed, axis=-1) + of_total * total
 
     def kernel(
-        table_ref, head_ref, kept_ref, known_ref, counted_ref, log_norm_ref, level_ref, of_total_ref, of_mixed_ref,
+        table_ref, both_ref, kept_ref, known_ref, counted_ref, size_ref, log_norm_ref, level_ref, of_total_ref,
         of_table_ref, of_head_ref,
     ):  # fmt: skip
         tile = pl.program_id(0)
         at = pl.ds(tile * TILE, TILE)
-        tables = table_ref[0, at], table_ref[1, at]
+        tables = _tables(table_ref, at)
+        size = size_ref[...]
 
         def example(b, slopes):
-            known = known_ref[b, at]
-            rows, stays, mean, over_std = _rows(tables, [kept_ref[b, at, i] for i in range(kept_ref.shape[2])], known)
-            head, of_mixed = head_ref[b], of_mixed_ref[b]
-            scores = _dot(rows, head, interpret, trans_b=True) * over_std[:, None]
-            gains = _dot(rows, of_mixed, interpret, trans_b=True) * over_std[:, None]
-            weights = jnp.where(_inside(known)[:, None], jnp.exp(scores - log_norm_ref[b]), 0.0)
+            centred, known, stays, over_std = _rows(tables, kept_ref, known_ref, b, at)
+            rows, both = _halves(centred), (both_ref[0, b], both_ref[1, b])
+            scores, gains = _apart(_product(rows, both, trans_b=True) / SPAN)
+            scores = scores * size
+            weights = jnp.where(_inside(known), jnp.exp(scores - log_norm_ref[b]), 0.0)
             kept_weights = jnp.where(_attended(known), weights, 0.0)
             of_scores = kept_weights * (gains + of_total_ref[b]) - weights * level_ref[b]
-            along = jnp.sum(kept_weights * gains + of_scores * scores, axis=1) * over_std / emb
-            kept_weights, of_scores = kept_weights * over_std[:, None], of_scores * over_std[:, None]
-            of_head_ref[tile, b] = _dot(of_scores, rows, interpret, trans_a=True)
-            of_rows = _dot(kept_weights, of_mixed, interpret) + _dot(of_scores, head, interpret)
-            along = along * over_std
-            of_rows = of_rows - along[:, None] * rows + (along * mean)[:, None]
+            along = jnp.sum(kept_weights * gains + of_scores * scores, axis=1) / emb
+            of_scores = SPAN * of_scores
+            of_head_ref[tile, b] = _product(_halves(of_scores), rows, trans_a=True)
+            of_rows = _product(_halves(_beside(of_scores, SPAN / size * kept_weights)), both)
+            of_rows = (size / SPAN**2 * over_std)[:, None] * of_rows - (over_std * along)[:, None] * centred
             of_rows = jnp.where(stays, of_rows, 0.0)
-            return slopes[0] + of_rows, slopes[1] + _bit(known)[:, None] * of_rows
+            return slopes[0] + of_rows, slopes[1] + _bit(known) * of_rows
 
         nothing = jnp.zeros((TILE, emb), jnp.float32)
-        both, second = lax.fori_loop(0, counted_ref[...], example, (nothing, nothing))
-        of_table_ref[0, at], of_table_ref[1, at] = both - second, second
+        every, second = lax.fori_loop(0, counted_ref[...], example, (nothing, nothing))
+        of_table_ref[0, at], of_table_ref[1, at] = every - second, second
 
     shapes = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in (table.shape, (tiles, *head.shape))]
-    call = _call(kernel, tiles, shapes, WARPS_BACK, interpret)
-    of_table, of_head = call(table, head, kept, known, counted, log_norm, level, of_total, of_mixed)
-    counts = jnp.arange(len(head))[:, None, None] < counted
-    return of_table, jnp.where(counts, of_head, 0.0).sum(axis=0), None, None, None
+    both = jnp.stack([head / size, of_mixed], axis=2).reshape(batch, 2 * heads, emb)
+    both = jnp.stack(_halves(SPAN * both))
+    call = _call(kernel, tiles, shapes, interpret)
+    of_table, of_head = call(table, both, kept, known, counted, size, log_norm, level, of_total)
+    counts = jnp.arange(batch)[:, None, None] < counted
+    return unit * of_table, unit / SPAN * jnp.where(counts, of_head, 0.0).sum(axis=0), None, None, None
 
 
 _attend.defvjp(_forward, _backward)
 
 
-def _call(kernel, tiles, shapes, warps, interpret):
+def _call(kernel, tiles, shapes, interpret):
     from jax.experimental import pallas as pl
     from jax.experimental.pallas import triton
 
@@ -164,29 +172,75 @@ def _call(kernel, tiles, shapes, warps, interpret):
         grid=(tiles,),
         out_shape=shapes,
         interpret=interpret,
-        compiler_params=None if interpret else triton.CompilerParams(num_warps=warps, num_stages=1),
+        compiler_params=None if interpret else triton.CompilerParams(num_warps=WARPS, num_stages=1),
     )
 
 
-def _dot(left, right, interpret, **transposed):
+# ------------------------------------------------------------------------------------------- products
+
+
+def _size(values):
+    """The largest power of two that is not above the largest magnitude."""
+    return jnp.exp2(jnp.floor(jnp.log2(jnp.max(jnp.abs(values)))))
+
+
+def _halves(values):
+    """Two half-precision summands, which together have the bits of single precision."""
+    high = values.astype(jnp.float16)
+    return high, (values - high.astype(jnp.float32)).astype(jnp.float16)
+
+
+def _product(left, right, **transposed):
+    """Of numbers in halves, in single precision: the product of the low halves is below it."""
     from jax.experimental.pallas import triton
 
-    return triton.dot(left, right, precision=lax.Precision.HIGHEST if interpret else PRODUCT, **transposed)
+    first, *rest = (triton.dot(left[i], right[j], **transposed) for i, j in ((1, 0), (0, 1), (0, 0)))
+    return sum(rest, first)
 
 
-def _rows(tables, words, known):
-    """Rows after dropout, where they stay, and their means and inverse standard deviations."""
+def _beside(first, second):
+    """Columns of the two in turn."""
+    return jnp.concatenate([first[..., None], second[..., None]], axis=-1).reshape(*first.shape[:-1], -1)
+
+
+def _apart(columns):
+    """What lies beside each other."""
+    first, second = lax.split(columns.reshape(len(columns), -1, 2), (1, 1), axis=2)
+    return first[..., 0], second[..., 0]
+
+
+# ------------------------------------------------------------------------------------------- rows
+
+
+def _tables(table_ref, at):
+    """A tile of either table, whose numbers lie as those of a product do: so the next product wants its factor."""
+    from jax.experimental.pallas import triton
+
+    emb = table_ref.shape[2]
+    row, column = (lax.broadcasted_iota(jnp.int32, (emb, emb), axis) for axis in (0, 1))
+    one = (row == column).astype(jnp.bfloat16)
+
+    def laid_out(values):
+        first, *rest = (triton.dot(piece, one) for piece in pieces(values))
+        return sum(rest, first)
+
+    return laid_out(table_ref[0, at]), laid_out(table_ref[1, at])
+
+
+def _rows(tables, kept_ref, known_ref, b, at):
+    """Normed rows after dropout, what is known of their positions, where they stay, and 1/std."""
     tile, emb = tables[0].shape
+    known = known_ref[b, at][:, None]
     place = lax.broadcasted_iota(jnp.uint32, (tile, emb), 1)
-    word = words[0][:, None]
-    for i, later in enumerate(words[1:], 1):
-        word = jnp.where(place >= i * WORD, later[:, None], word)
+    words = [kept_ref[b, at, i][:, None] for i in range(kept_ref.shape[2])]
+    word = words[0] if len(words) == 1 else jnp.where(place < WORD, words[0], words[1])
     stays = (word >> place % WORD) & 1 != 0
-    rows = jnp.where(stays, jnp.where((known & 1 != 0)[:, None], tables[1], tables[0]), 0.0)
+    rows = jnp.where(stays, jnp.where(known & 1 != 0, tables[1], tables[0]), 0.0)
     mean = jnp.sum(rows, axis=1) / emb
     # Dropout alone keeps the variance above a tenth of the squared mean or so: nothing cancels.
     variance = jnp.maximum(jnp.sum(rows * rows, axis=1) / emb - mean * mean, 0)
-    return rows, stays, mean, lax.rsqrt(variance + EPS)
+    over_std = lax.rsqrt(variance + EPS)
+    return rows * over_std[:, None] - (mean * over_std)[:, None], known, stays, over_std
 
 
 def _bit(known):
@@ -198,5 +252,5 @@ def _inside(known):
 
 
 def _attended(known):
-    places = lax.broadcasted_iota(jnp.uint32, (known.shape[0], HEADS), 1)
-    return (known[:, None] >> places + HEADS) & 1 != 0
+    places = lax.broadcasted_iota(jnp.uint32, (len(known), HEADS), 1)
+    return (known >> places + HEADS) & 1 != 0
