@@ -7,12 +7,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
 
 from krogh.nn import dropped_attention
 from krogh.nn.attention import dropout_bits, dropout_masks, unpacked
+from krogh.nn.base import trainable
 from krogh.nn.bit_transformer import OneLayerTransformer
 from krogh.systems.variable_creation.conjunctions import weighted_loss
 from krogh.tasks.sparse_boolean import SparseBoolean, balanced_bias
+from krogh.train.cost import operations
 
 
 @pytest.fixture
@@ -28,13 +31,17 @@ def use_kernels(monkeypatch):
 
 
 def _case(n, m, seeds=1, size=5, **settings):
-    """Networks and samples, of which m examples carry weight."""
+    """Networks without a zero, and samples of which m examples carry weight."""
     task = SparseBoolean(n, bias=balanced_bias(3), m=m)
     network = OneLayerTransformer(**{"mlp": 16, "scale": 0.5} | settings)
-    keys = jax.random.split(jax.random.key(0), seeds)
-    return eqx.filter_vmap(lambda key: network.build(task, key))(keys), jax.vmap(lambda key: task.sample(key, size))(
-        keys
-    )
+
+    def drawn(key):
+        built = network.build(task, key)
+        moves, rest = eqx.partition(built, trainable(built))
+        moved = jax.tree.map(lambda leaf: leaf + 0.2 * jax.random.normal(key, leaf.shape), moves)
+        return eqx.combine(moved, rest), task.sample(key, size)
+
+    return eqx.filter_vmap(drawn)(jax.random.split(jax.random.key(0), seeds))
 
 
 def _slopes(networks, batches):
@@ -60,7 +67,7 @@ def test_bits_are_where_the_masks_of_the_same_draw_are_not_zero():
     ],
 )
 def test_the_kernels_have_the_layers_loss_and_gradient(use_kernels, n, m, settings):
-    """For full and for partly filled tiles; all replicas and each one's examples, as many as carry weight."""
+    """For full and for partly filled tiles, with and without padding by examples of no weight."""
     networks, batches = _case(n, m, seeds=2, **settings)
     found = []
     for on in (False, True):
@@ -72,8 +79,7 @@ def test_the_kernels_have_the_layers_loss_and_gradient(use_kernels, n, m, settin
         np.testing.assert_allclose(ours, theirs, atol=2e-5 * np.abs(theirs).max())
 
 
-def test_examples_without_weight_are_not_looked_at(use_kernels):
-    """Their outputs are finite, and those of the others what they are alone."""
+def test_outputs_of_what_is_not_counted_are_finite_and_the_others_are_what_they_were(use_kernels):
     use_kernels(True)
     networks, batches = _case(20, 5.0, heads=2, emb=32)
     network, x = jax.tree.map(lambda leaf: leaf[0], (networks, batches.x))
@@ -83,11 +89,28 @@ def test_examples_without_weight_are_not_looked_at(use_kernels):
     assert np.isfinite(some).all() and np.abs(some[2:] - every[2:]).min() > 1e-3
 
 
-def test_a_training_step_lowers_for_gpus_and_writes_no_rows(use_kernels):
-    networks, batches = _case(300, 150.0, seeds=3, size=200, mlp=256)
-    use_kernels(True, interpret=False)
+def test_a_step_costs_what_it_does_without_the_kernels(use_kernels):
+    """Which decides when stopped replicas are worth leaving out."""
+    networks, batches = _case(63, 5.0, heads=16)
     arrays, rest = eqx.partition(networks, eqx.is_array)
-    step = jax.jit(lambda arrays, batches: _slopes(eqx.combine(arrays, rest), batches))
-    text = step.trace(arrays, batches).lower(lowering_platforms=("cuda",)).as_text()
-    assert text.count("@__gpu$xla.gpu.triton") == 2
-    assert "200x301x64xf32" not in text
+    costs = []
+    for on in (False, True):
+        use_kernels(on)
+        step = jax.make_jaxpr(lambda arrays: _slopes(eqx.combine(arrays, rest), batches))
+        costs.append(operations(step(arrays).jaxpr))
+    assert costs[0] == costs[1] > 0
+
+
+def test_a_training_step_lowers_for_gpus_and_writes_no_rows(use_kernels):
+    networks, batches = _case(300, 150.0, seeds=3, size=200)
+    arrays, rest = eqx.partition(networks, eqx.is_array)
+    gpu = AbstractMesh((), (), abstract_device=AbstractDevice("NVIDIA H200", None, "cuda"))
+    made = []
+    for on in (False, True):
+        use_kernels(on, interpret=False)
+        step = jax.jit(lambda arrays: _slopes(eqx.combine(arrays, rest), batches))
+        with use_abstract_mesh(gpu):
+            made.append(step.trace(arrays).lower(lowering_platforms=("cuda",)).as_text())
+    rows = "200x301x64xf32"
+    assert rows in made[0] and rows not in made[1]
+    assert made[1].count("xla.gpu.triton") == 2
