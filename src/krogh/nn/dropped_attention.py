@@ -251,7 +251,7 @@ def _rows(tables, kept_ref, known_ref, b, at):
     stays = (word >> place % WORD) & 1 != 0
     rows = jnp.where(stays, jnp.where(known & 1 != 0, tables[1], tables[0]), 0.0)
     mean = jnp.sum(rows, axis=1) / emb
-    # Dropout alone keeps the variance above a tenth of the squared mean or so: nothing cancels.
+    # Dropping a tenth alone keeps the variance above a tenth of the squared mean or so: nothing cancels.
     variance = jnp.maximum(jnp.sum(rows * rows, axis=1) / emb - mean * mean, 0)
     over_std = lax.rsqrt(variance + EPS)
     return rows * over_std[:, None] - (mean * over_std)[:, None], known, stays, over_std
