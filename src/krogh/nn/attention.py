@@ -9,7 +9,8 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, PRNGKeyArray
+from jax import lax
+from jaxtyping import Array, Bool, Float, PRNGKeyArray, UInt32
 
 # ------------------------------------------------------------------------------------------- who sees whom
 
@@ -66,7 +67,7 @@ class LayerNorm(eqx.Module):
 
     def __call__(self, x: Float[Array, "*batch emb"]) -> Float[Array, "*batch emb"]:
         centred = x - x.mean(axis=-1, keepdims=True)
-        return centred * jax.lax.rsqrt(jnp.mean(centred**2, axis=-1, keepdims=True) + EPS) * self.scale + self.shift
+        return centred * lax.rsqrt(jnp.mean(centred**2, axis=-1, keepdims=True) + EPS) * self.scale + self.shift
 
 
 def layer_norm(emb: int) -> LayerNorm:
@@ -205,8 +206,35 @@ def dropout_masks(key: PRNGKeyArray, rate: float, *shapes: tuple[int, ...]) -> l
     if rate == 0:
         return [jnp.ones(shape) for shape in shapes]
     sizes = [math.prod(shape) for shape in shapes]
-    dropped = round(rate * 256)
-    words = jax.random.bits(key, (-(-sum(sizes) // 4),), jnp.uint32)
-    numbers = jax.lax.bitcast_convert_type(words, jnp.uint8).ravel()
-    parts = jnp.split(jnp.where(numbers >= dropped, 256 / (256 - dropped), 0.0), list(accumulate(sizes)))
+    numbers = lax.bitcast_convert_type(_words(key, sum(sizes)), jnp.uint8).ravel()
+    factors = jnp.where(numbers >= _dropped(rate), kept_factor(rate), 0.0)
+    parts = jnp.split(factors, list(accumulate(sizes)))
     return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=False)]
+
+
+def dropout_bits(key: PRNGKeyArray, rate: float, shape: tuple[int, ...]) -> UInt32[Array, "*shape words"]:
+    """Where `dropout_masks` of one shape is not 0: entry 32 j + i of its last axis, of 32 entries or a multiple, is bit
+    i of word j."""
+    words = _words(key, math.prod(shape)).reshape(*shape[:-1], -1, 8)
+    four = sum(((words >> 8 * i & 255) >= _dropped(rate)).astype(jnp.uint32) << i for i in range(4))
+    return jnp.sum(four << 4 * jnp.arange(8, dtype=jnp.uint32), axis=-1, dtype=jnp.uint32)
+
+
+def unpacked(words: UInt32[Array, "*shape words"]) -> Bool[Array, "*shape numbers"]:
+    """The bits of words, one after the other."""
+    bits = words[..., None] >> jnp.arange(32, dtype=jnp.uint32) & 1
+    return bits.reshape(*words.shape[:-1], -1) != 0
+
+
+def kept_factor(rate: float) -> float:
+    """What dropout multiplies by where it keeps."""
+    return 256 / (256 - _dropped(rate))
+
+
+def _dropped(rate: float) -> int:
+    return round(rate * 256)
+
+
+def _words(key: PRNGKeyArray, numbers: int) -> UInt32[Array, " words"]:
+    """Random words that hold so many bytes, the first in the lowest bits."""
+    return jax.random.bits(key, (-(-numbers // 4),), jnp.uint32)

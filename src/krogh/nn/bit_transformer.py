@@ -7,9 +7,10 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from krogh.nn.attention import Affine, LayerNorm, Pool, dropout_masks, layer_norm
+from krogh.nn import dropped_attention
+from krogh.nn.attention import Affine, LayerNorm, Pool, dropout_bits, dropout_masks, kept_factor, layer_norm, unpacked
 from krogh.nn.base import Architecture, Buffer, width_of
 from krogh.tasks.base import Task
 
@@ -103,8 +104,54 @@ class BitTransformer(eqx.Module):
     def __call__(self, x: Float[Array, " n"]) -> Float[Array, " outputs"]:
         return self._read(self._asking, self._mixed(x))
 
-    def batch(self, x: Float[Array, "batch n"], key: PRNGKeyArray) -> tuple[Array, "BitTransformer"]:
-        """Outputs with dropout on embeddings, attention weights and both residual branches."""
+    def _row_by_row(
+        self, x: Float[Array, "batch n"], key: PRNGKeyArray, dropped: Array | float
+    ) -> tuple[Float[Array, "batch emb"], Float[Array, "batch heads attn"]]:
+        """The [CLS] rows and what the heads bring to them where embeddings are dropped out."""
+        body = jnp.where(x[..., None] > 0.5, self.tokens[1], self.tokens[0]) + self.positions[:-1]
+        row = jnp.broadcast_to(self._asking, (len(x), 1, body.shape[-1]))
+        (mask,) = dropout_masks(key, self.embedding_dropout, (len(x), *self.positions.shape))
+        rows = jnp.concatenate([body, row], axis=1) * mask
+        normed = self.norm(rows)
+        scores = jnp.einsum("bhe,bne->hbn", self._head(self.query(normed[:, -1])), normed)
+        weights = dropped * jax.nn.softmax(scores, axis=-1)
+        seen = jnp.einsum("hbn,bne->bhe", weights, normed)
+        return rows[:, -1], self._valued(seen, weights.sum(axis=-1).T)
+
+    def _in_kernel(
+        self,
+        x: Float[Array, "batch n"],
+        key: PRNGKeyArray,
+        dropped: Array | float,
+        counted: Int[Array, ""] | int,
+    ) -> tuple[Float[Array, "batch emb"], Float[Array, "batch heads attn"]]:
+        """As row by row, but that nothing is brought to examples from the first `counted` on."""
+        kept = dropout_bits(key, self.embedding_dropout, (len(x), *self.positions.shape))
+        ends = jnp.broadcast_to(self._asking, (2, 1, self.tokens.shape[-1]))
+        table = jnp.concatenate([self.tokens[:2, None] + self.positions[:-1], ends], axis=1)
+        table = kept_factor(self.embedding_dropout) * table
+        row = jnp.where(unpacked(kept[:, -1]), table[0, -1], 0.0)
+        head = self.norm.scale * self._head(self.query(self.norm(row)))
+        bits = jnp.pad(x > 0.5, ((0, 0), (0, 1)))
+        attended = dropped > 0 if isinstance(dropped, Array) else None
+        seen, total = dropped_attention.attend(table, head, bits, kept, attended, counted)
+        if attended is not None:
+            seen, total = kept_factor(self.dropout) * seen, kept_factor(self.dropout) * total
+        return row, self._valued(seen * self.norm.scale + total[..., None] * self.norm.shift, total)
+
+    def _valued(
+        self, seen: Float[Array, "batch heads emb"], total: Float[Array, "batch heads"]
+    ) -> Float[Array, "batch heads attn"]:
+        """What sums of normed rows bring, with weights of these totals."""
+        return jnp.einsum("bhe,eha->bha", seen, self.value.weight) + total[..., None] * self.value.bias
+
+    def batch(
+        self, x: Float[Array, "batch n"], key: PRNGKeyArray, counted: Int[Array, ""] | None = None
+    ) -> tuple[Array, "BitTransformer"]:
+        """Outputs with dropout on embeddings, attention weights and both residual branches.
+
+        Where that is cheaper, outputs from the first `counted` on are not those of the examples.
+        """
         # The masks depend on the initialisation too: a restart on the same data has its own.
         keys = jax.random.split(jax.random.fold_in(key, self.masks.value))
         size, (_, heads, _) = len(x), self.key.shape
@@ -114,16 +161,10 @@ class BitTransformer(eqx.Module):
         if not (self.attention_dropout or self.embedding_dropout):
             return self._read(self._asking, self._mixed(x), (brought, fed)), self
         dropped = attending[0] if attending else 1.0
-        if self.embedding_dropout:
-            body = jnp.where(x[..., None] > 0.5, self.tokens[1], self.tokens[0]) + self.positions[:-1]
-            row = jnp.broadcast_to(self._asking, (size, 1, emb))
-            (mask,) = dropout_masks(keys[1], self.embedding_dropout, (size, n1, emb))
-            rows = jnp.concatenate([body, row], axis=1) * mask
-            normed, row = self.norm(rows), rows[:, -1]
-            scores = jnp.einsum("bhe,bne->hbn", self._head(self.query(normed[:, -1])), normed)
-            weights = dropped * jax.nn.softmax(scores, axis=-1)
-            mixed = jnp.einsum("bhe,eha->bha", jnp.einsum("hbn,bne->bhe", weights, normed), self.value.weight)
-            mixed = mixed + weights.sum(axis=-1).T[..., None] * self.value.bias
+        if self.embedding_dropout and dropped_attention.applies(heads, emb):
+            row, mixed = self._in_kernel(x, keys[1], dropped, size if counted is None else counted)
+        elif self.embedding_dropout:
+            row, mixed = self._row_by_row(x, keys[1], dropped)
         else:
             row = self._asking
             table, own, bits, last = self._scores()

@@ -30,8 +30,10 @@ SHARE = 0.8
 
 def weighted_loss(network: Any, batch: Batch, key: PRNGKeyArray) -> tuple[Array, None]:
     """Cross entropy under dropout over the examples that carry weight."""
-    losses = jax.vmap(cross_entropy)(network.batch(batch.x, key)[0], batch.y)
-    return jnp.mean(losses * _weights(batch)), None
+    weights = _weights(batch)
+    counted = jnp.sum(weights > 0) if isinstance(weights, Array) else None
+    losses = jax.vmap(cross_entropy)(network.batch(batch.x, key, counted)[0], batch.y)
+    return jnp.mean(losses * weights), None
 
 
 def fit(network: Any, sample: Batch) -> dict[str, Array]:
