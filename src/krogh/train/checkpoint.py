@@ -12,7 +12,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from krogh.files import whole
 
@@ -55,6 +55,17 @@ def current_workspace() -> Workspace:
     return _current.get()
 
 
+class Hashing:
+    """A file's writer that knows the SHA-256 of what went through it: gigabytes are never held a second time."""
+
+    def __init__(self, file: BinaryIO):
+        self.file, self.sha256 = file, hashlib.sha256()
+
+    def write(self, data: Any) -> int:
+        self.sha256.update(data)
+        return self.file.write(data)
+
+
 class Checkpoint:
     """One run's saved state: pickled arrays behind their SHA-256."""
 
@@ -68,7 +79,7 @@ class Checkpoint:
         """What was saved last, or None; a damaged file is named and set aside."""
         if self.path is None or not self.path.exists():
             return None
-        content = self.path.read_bytes()
+        content = memoryview(self.path.read_bytes())
         if hashlib.sha256(content[32:]).digest() != content[:32]:
             aside = self.path.with_suffix(".damaged")
             os.replace(self.path, aside)
@@ -84,8 +95,11 @@ class Checkpoint:
     def save(self, state: Any) -> None:
         if self.path is None:
             return
-        payload = pickle.dumps(state, protocol=pickle.HIGHEST_PROTOCOL)
-        with whole(self.path) as temporary:
-            temporary.write_bytes(hashlib.sha256(payload).digest() + payload)
+        with whole(self.path) as temporary, open(temporary, "wb") as file:
+            file.write(bytes(32))
+            hashing = Hashing(file)
+            pickle.dump(state, hashing, protocol=pickle.HIGHEST_PROTOCOL)
+            file.seek(0)
+            file.write(hashing.sha256.digest())
         self._last = time.monotonic()
         self._pause = max(SECONDS_BETWEEN_CHECKPOINTS, SAVING_SHARE * (self._last - self._asked))
