@@ -35,6 +35,15 @@ def test_finished_cells_are_not_computed_again(tmp_path, every_cell_is_saved):
     assert told[-1] == ("cell, 4", 5, 5)
 
 
+def test_cells_of_two_processes_are_all_kept(tmp_path, every_cell_is_saved):
+    with workspace(tmp_path):
+        one, other = Cells(2), Cells(2)
+        one("a", lambda: 1)
+        other("b", lambda: 2)
+        both = Cells(2)
+        assert [both(name, lambda: pytest.fail("computed again")) for name in "ab"] == [1, 2]
+
+
 def test_without_a_workspace_cells_are_computed_and_nothing_is_written(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert Cells(1)("one", lambda: 7) == 7 and not list(tmp_path.iterdir())

@@ -69,6 +69,21 @@ def test_what_is_not_the_preset_is_not_recorded(krogh, options):
     assert json.loads(krogh("ledger", "--json")[1]) == []
 
 
+def test_a_part_is_kept_for_the_whole(krogh):
+    code, out, _ = krogh("run", "toy-coins/fig-1", "--part", "sizes=2")
+    assert code == 0 and out.strip().endswith(".partial") and Path(out.strip()).is_dir()
+    assert krogh("run", "toy-coins/fig-1")[0] == 0 and not Path(out.strip()).exists()
+    for options, told in (
+        (["toy-coins/fig-1", "--part", "sizes=7"], "must be some of 1, 2"),
+        (["toy-coins/fig-1", "--part", "p=0.5"], "only settings that list values have; those of toy-coins/fig-1"),
+        (["toy-coins/fig-1", "--part", "size=2"], "sizes"),
+        (["toy-coins/fig-1", "--part", "sizes=2", "--fresh"], "without --fresh"),
+        (["toy-coins", "--preset", "paper", "--part", "sizes=2"], "one SYSTEM/EXPERIMENT"),
+    ):
+        code, _, err = krogh("run", *options)
+        assert code == 2 and told in err and err.count("\n") == 1, err
+
+
 def test_run_show_runs_and_compare(krogh, tmp_path):
     assert krogh("run", "toy-coins/fig-1")[0] == 0
     other = json.loads(krogh("run", "toy-coins/fig-1", "--set", "p=0.2", "--json")[1])[0]

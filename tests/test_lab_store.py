@@ -176,6 +176,32 @@ def test_unfinished_work_is_kept_for_the_next_run_and_cleared_after_it(store, mo
     assert seen[-1] is False
 
 
+def test_parts_trained_apart_are_put_together(store, monkeypatch):
+    import krogh as kr
+    from krogh.train import engine
+
+    def widths(settings):
+        def of_width(width):
+            run = kr.train(kr.tasks.SparseParity(n=5, k=2), kr.nn.MLP(width), kr.SGD(), 4, seeds=2, every=2)
+            return run.data.loss.expand_dims(width=[width])
+
+        return xr.concat([of_width(width) for width in settings.sizes], "width").to_dataset()
+
+    experiment, trained, train = coins(), [], engine.Ensemble.run
+    monkeypatch.setattr(storing, "code_version", lambda function: "same")
+    monkeypatch.setattr(experiment, "function", widths)
+    monkeypatch.setattr(engine.Ensemble, "run", lambda self, *args: trained.append(1) or train(self, *args))
+    changes = ["sizes=3,4,5"]
+    for part in ("sizes=4", "sizes=3"):
+        assert store.contribute(experiment, [part], changes=changes).suffix == ".partial"
+    assert len(trained) == 2 and not list(store.root.rglob("*.nc"))
+    whole = store.obtain(experiment, changes=changes)
+    assert len(trained) == 3 and not list(store.root.rglob("*.partial"))
+    xr.testing.assert_identical(whole.dataset.drop_attrs(), widths(experiment.settings(changes=changes)).drop_attrs())
+    trained.clear()
+    assert store.contribute(experiment, ["sizes=5"], changes=changes) == whole.path and not trained
+
+
 PROGRAMS = """
 import sys
 import jax

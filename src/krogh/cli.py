@@ -26,6 +26,14 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_mar
 
 Preset = Annotated[str, typer.Option(help="smoke (seconds), quick (minutes on two cores) or paper.")]
 Changes = Annotated[list[str] | None, typer.Option("--set", help="Change a setting: key=value; repeatable.")]
+Parts = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--part",
+        help="Only train for some values of a setting that lists several, key=value; other processes may take the "
+        "others, and the command without it puts them together.",
+    ),
+]
 Seeds = Annotated[int | None, typer.Option(help="Number of seeds.")]
 Fresh = Annotated[bool, typer.Option("--fresh", help="Compute again even if stored.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for a script to read.")]
@@ -146,10 +154,18 @@ def run(
     changes: Changes = None,
     seeds: Seeds = None,
     fresh: Fresh = False,
+    parts: Parts = None,
     as_json: Json = False,
 ) -> None:
     """Run an experiment, or reuse its stored result."""
     chosen = _chosen(what, preset, changes, seeds)
+    if parts:
+        if len(chosen) > 1 or fresh:
+            raise InputError("--part goes with one SYSTEM/EXPERIMENT and without --fresh.")
+        with progress_bar(f"{chosen[0].name}, {', '.join(parts)}", as_json) as progress:
+            kept = open_store().contribute(chosen[0], parts, preset, changes or (), seeds, progress)
+        show_json({"path": str(kept)}) if as_json else print(kept)
+        return
     results = [result for _, result in _results(chosen, preset, changes, seeds, fresh, quiet=as_json)]
     if as_json:
         show_json([result.manifest | {"path": str(result.path)} for result in results])

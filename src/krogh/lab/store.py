@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 from krogh import files
 from krogh.errors import InputError, MissingExtra, StoreError, nearest
 from krogh.lab.environment import environment, now
-from krogh.lab.system import PRESETS, Experiment, find
+from krogh.lab.system import PRESETS, Experiment, find, part_of
 from krogh.lab.version import code_version
 
 if TYPE_CHECKING:
@@ -134,6 +134,32 @@ class Store:
             written = self._read(path)
             assert written is not None
             return dataclasses.replace(written, reused=False)
+
+    def contribute(
+        self,
+        experiment: Experiment,
+        parts: Sequence[str],
+        preset: str = "quick",
+        changes: Sequence[str] = (),
+        seeds: int | None = None,
+        progress: Progress | None = None,
+    ) -> Path:
+        """Train for some of the values that a setting lists, and keep it beside the result to come.
+
+        Several processes may do so at once, each for a part; `obtain` then trains what is missing and puts all
+        together. What is shared must be trained alike in the part and in the whole: widths or contexts that are
+        compiled apart, or cases that are trained one after the other.
+        """
+        settings = experiment.settings(preset, changes, seeds)
+        narrowed = part_of(settings, parts, experiment.name)
+        path = self.path(experiment, address(experiment, settings))
+        if self.read(path) is not None:
+            return path
+        folder = path.with_suffix(".partial")
+        with writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+        self._compute(experiment, narrowed, folder, False, progress)
+        return folder
 
     def stored(self, experiment: Experiment, preset: str = "quick") -> Result | None:
         """The result of a preset, if it is there and nobody is just writing it."""

@@ -181,6 +181,20 @@ def change(settings: Any, changes: Sequence[str], seeds: int | None, name: str) 
     return dataclasses.replace(settings, **new)
 
 
+def part_of(settings: Any, parts: Sequence[str], name: str) -> Any:
+    """The settings with `key=value` texts that keep some of the values of a setting that lists several."""
+    narrowed = change(settings, parts, None, name)
+    for key in (text.partition("=")[0].strip() for text in parts):
+        values, kept = getattr(settings, key), getattr(narrowed, key)
+        if not isinstance(values, tuple):
+            lists = [f.name for f in dataclasses.fields(settings) if isinstance(getattr(settings, f.name), tuple)]
+            told = f"those of {name} are {', '.join(lists)}" if lists else f"{name} has none"
+            raise InputError(f"{key} of {name} has no parts: only settings that list values have; {told}.")
+        if not kept or not set(kept) <= set(values):
+            raise InputError(f"a part of {key} must be some of {', '.join(map(str, values))}, got {kept}.")
+    return narrowed
+
+
 def read(text: str, hint: Any, key: str) -> Any:
     """A text as the declared type: int, float, bool, str, None, Literal, tuple, or a union of these."""
     try:

@@ -24,6 +24,8 @@ class Cells:
             self.values[name] = compute()
             # the last cell is nobody's loss: the result is written next
             if self.checkpoint.due():
+                # others may work on other cells meanwhile
+                self.values = (self.checkpoint.load() or {}) | self.values
                 self.checkpoint.save(self.values)
         self.done += 1
         label = ", ".join(map(str, name)) if isinstance(name, tuple) else str(name)
