@@ -35,6 +35,15 @@ def test_finished_cells_are_not_computed_again(tmp_path, every_cell_is_saved):
     assert told[-1] == ("cell, 4", 5, 5)
 
 
+def test_the_last_cell_is_kept_however_fast_it_was(tmp_path):
+    with workspace(tmp_path):
+        for name in "ab":
+            cells = Cells(1)
+            cells(name, lambda name=name: name)
+        kept = Cells(2)
+        assert [kept(name, lambda: pytest.fail("computed again")) for name in "ab"] == ["a", "b"]
+
+
 def test_cells_of_two_processes_are_all_kept(tmp_path, every_cell_is_saved):
     with workspace(tmp_path):
         one, other = Cells(2), Cells(2)

@@ -22,8 +22,8 @@ class Cells:
     def __call__(self, name: Any, compute: Callable[[], Any]) -> Any:
         if name not in self.values:
             self.values[name] = compute()
-            # the last cell is nobody's loss: the result is written next
-            if self.checkpoint.due():
+            # after the last cell a result need not follow: they may be those of a part
+            if self.checkpoint.due() or self.done + 1 == self.total:
                 # others may work on other cells meanwhile
                 self.values = (self.checkpoint.load() or {}) | self.values
                 self.checkpoint.save(self.values)

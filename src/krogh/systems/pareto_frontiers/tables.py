@@ -6,6 +6,7 @@ the small samples. Here Adam and the logistic loss; orderings are judged, number
 
 import itertools
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import equinox as eqx
@@ -24,6 +25,7 @@ from krogh.systems.pareto_frontiers import published, system
 from krogh.tasks.base import Batch, Task
 from krogh.tasks.tabular import KINDS, RuleTable, tabular
 from krogh.train import Adam, spec, sweep
+from krogh.train.cells import Cells
 from krogh.train.program import DATA, TASK, VALIDATION, stream
 
 LABEL = {0: "dense", 2: "2-sparse", 4: "4-sparse"}
@@ -218,7 +220,7 @@ class Tables(Training):
 
 
 def tables(s: Tables) -> xr.Dataset:
-    parts = []
+    parts, cells = [], Cells(len(s.sets) * len(s.fractions))
     for name in s.sets:
         networks, forests = [], []
         for fraction in s.fractions:
@@ -227,7 +229,8 @@ def tables(s: Tables) -> xr.Dataset:
             widths = s.widths if m <= s.widest_rows else s.widths[:-1]
             errors = network_errors(replace(s, widths=widths), task, m, s.test)
             networks.append(errors.expand_dims(fraction=[fraction]))
-            forests.append(forest_errors(s, task, m, s.test).expand_dims(fraction=[fraction]))
+            forest = cells((name, fraction), partial(forest_errors, s, task, m, s.test))
+            forests.append(forest.expand_dims(fraction=[fraction]))
         both = {"error": xr.concat(networks, "fraction", join="outer"), "forest_error": xr.concat(forests, "fraction")}
         parts.append(xr.Dataset(both).assign(rows=len(task.y), features=task.x.shape[1]).expand_dims(set=[name]))
     return xr.concat(parts, "set")
