@@ -78,7 +78,7 @@ def ridge_head(
 
     def moments(w, x, y):
         centred = (features(x) - mean) * w[:, None]
-        return centred.T @ centred, centred.T @ (y - level)
+        return centred.T @ centred, (y - level) @ centred
 
     gram, cross = sum_over_chunks(moments, x, y, chunk=chunk)
     width = gram.shape[0]
