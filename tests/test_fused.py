@@ -37,6 +37,27 @@ def test_the_kernel_takes_the_learners_steps(n, width, learner):
     assert np.abs(moved.weights - network.weights).max() > 1e-3
 
 
+@pytest.mark.parametrize(("n", "batch", "warps"), [(100, 16, 4), (50, 32, 8), (70, 64, 4)])
+def test_wide_networks_learn_from_several_blocks_of_batches(n, batch, warps):
+    """Parts of unequal size, a last tile that is not full, four or two batches a pass, two words of signals."""
+    task, learner = SparseParity(n, 3), SGD(lr=RATES, weight_decay=DECAYS, batch=batch)
+    keys = jax.random.split(jax.random.key(0), 12)
+    batches = jax.vmap(lambda key: task.sample(key, batch))(keys)
+    network = MLP(150).build(task, jax.random.key(1))
+    trains = jax.tree.map(lambda _: True, network)
+    assert 12 // fused.batches_per_pass(12, batch, n) >= 3
+
+    def step(network, batch):
+        return learner.update(network, learner.rule().init(network), batch, keys[0], jnp.int32(0), trains)[::2]
+
+    with jax.default_matmul_precision("highest"):
+        stepped, losses = jax.lax.scan(step, network, batches)
+    moved, total = fused.steps(network, batches.x, batches.y, learner, warps, interpret=True)
+    for ours, theirs in zip(jax.tree.leaves(moved), jax.tree.leaves(stepped), strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-6)
+    assert float(total) == pytest.approx(float(losses.sum()), rel=1e-5)
+
+
 def test_a_wide_network_that_has_stopped_stays_and_disturbs_nobody():
     task, keys = SparseParity(50, 3), jax.random.split(jax.random.key(0), 4)
     batch = jax.vmap(lambda key: task.sample(key, 16))(keys)
@@ -75,6 +96,7 @@ def test_only_plain_descent_on_signs_runs_in_the_kernel():
         (network, parity, SGD(batch=33)),
         (network, parity, SGD(weight_decay=0.1, decay="direct")),
         (network, Task(), SGD()),
+        (MLP(1000).build(SparseParity(2000, 3), jax.random.key(0)), SparseParity(2000, 3), SGD()),
         (MLP(100, activation="square").build(parity, jax.random.key(0)), parity, SGD()),
         (MLP(100, head=False).build(parity, jax.random.key(0)), parity, SGD()),
         (eqx.tree_at(lambda net: net.weights, network, network.weights.astype(jnp.bfloat16)), parity, SGD()),

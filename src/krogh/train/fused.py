@@ -1,8 +1,9 @@
 """Gradient descent of two-layer ReLU networks on ±1 inputs as one GPU kernel for many steps.
 
 Every replica is one thread block. A network of a single tile stays in registers from the first step to the last; a
-larger one passes through once per step, a neuron a row: when a tile has been updated, what it contributes to the next
-batch's outputs follows at once. Inputs being ±1, a product with a matrix that is split into three bfloat16 summands is
+larger one passes through once for several steps, a neuron a row: when a tile has been updated, its pre-activations on
+the next batches follow at once, and what the first of these batches change in the others follows from the products of
+their inputs. Inputs being ±1, a product with a matrix that is split into three bfloat16 summands is
 exact but for the order of its sums: full precision at the speed of the matrix units.
 """
 
@@ -22,13 +23,14 @@ from krogh.train.learners import SGD, Learner, per_field
 from krogh.train.losses import loss_function
 
 LOSSES = ("hinge", "square")
-# Inputs and neurons of the largest network that fits registers; neurons of a larger one that are updated together.
+# Inputs and neurons of the largest network that fits registers; loads of its loop that are under way together.
 SMALL = 64, 128
-TILE = 64
-PART = 32
 STAGES = 3
-# Inputs that a network passes by at a time.
+# Inputs by which a tile of a larger network, 16 neurons for each warp, is updated: less to wait for, or to spill.
+PART = 64
+# Inputs that a network passes by at a time, and the shared memory that these and those before them may take.
 ROWS = 128
+SHARED = 200 * 1024
 # Steps that one launch takes at most.
 LAUNCH = 128
 # A network of several tiles needs so many replicas to keep a GPU's multiprocessors busy.
@@ -55,7 +57,7 @@ def applies(network: Any, task: Task, learner: Learner, replicas: int) -> bool:
         and network.output is not None
         and network.output.ndim == 1
         and network.output_bias is not None
-        and (_is_small(network) or replicas >= ENOUGH_REPLICAS)
+        and (_is_small(network) or (replicas >= ENOUGH_REPLICAS and _shared(batch, network.weights.shape[0]) <= SHARED))
     )
 
 
@@ -105,7 +107,7 @@ def steps(
     return eqx.tree_at(where, network, parameters), total
 
 
-def _call(kernel, shapes, aliases, warps, interpret):
+def _call(kernel, shapes, aliases, warps, stages, interpret):
     from jax.experimental import pallas as pl
     from jax.experimental.pallas import triton
 
@@ -114,7 +116,7 @@ def _call(kernel, shapes, aliases, warps, interpret):
         out_shape=shapes,
         input_output_aliases=aliases,
         interpret=interpret,
-        compiler_params=None if interpret else triton.CompilerParams(num_warps=warps, num_stages=STAGES),
+        compiler_params=None if interpret else triton.CompilerParams(num_warps=warps, num_stages=stages),
     )
 
 
@@ -143,7 +145,7 @@ def _in_registers(network, x, y, of_loss, rates, decays, warps, interpret):
     w, b, u, x = _padded(network, x, neurons, inputs)
     parameters = [w, b, u, network.output_bias]
     shapes = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in (*(p.shape for p in parameters), ())]
-    call = _call(kernel, shapes, {2: 0, 3: 1, 4: 2, 5: 3}, warps, interpret)
+    call = _call(kernel, shapes, {2: 0, 3: 1, 4: 2, 5: 3}, warps, STAGES, interpret)
     w, b, u, c, total = call(x, y, *parameters, rates, decays)
     return (w[:width, :n].T, b[:width], u[:width], c), total
 
@@ -155,34 +157,74 @@ def _tile_by_tile(network, x, y, live, of_loss, exact, rates, decays, warps, int
     count, batch, n = x.shape
     (width,) = network.bias.shape
     ahead = batches_per_pass(count, batch, n)
-    blocks, tiles, parts = count // ahead, -(-width // TILE), -(-n // PART)
-    word = jnp.uint32 if batch <= 32 else jnp.uint64
-
-    def rows(j):
-        return pl.ds(j * batch, batch)
+    inputs, rows = _up(n, 16), 16 * warps
+    blocks, tiles, parts = count // ahead, -(-width // rows), _parts(inputs)
+    words = -(-batch // 32)
 
     def kernel(
-        x_ref, gram_ref, y_ref, live_ref, _w, _b, _u, c_ref, _h, _bits, _us, rate_ref, decay_ref,
-        w_ref, b_ref, u_ref, c_out, h_ref, bits_ref, us_ref, loss_ref,
+        x_ref, gram_ref, y_ref, live_ref, _w, _v, c_ref, _h, _bits, rate_ref, decay_ref,
+        w_ref, v_ref, c_out, h_ref, bits_ref, loss_ref,
     ):  # fmt: skip
         moved = _mover(rate_ref, decay_ref)
         rate, kept = rate_ref[0], 1 - rate_ref[0] * decay_ref[0]
-        places = lax.broadcasted_iota(jnp.int32, (TILE, batch), 1).astype(word)
+        places = lax.broadcasted_iota(jnp.uint32, (rows, batch), 1)
 
         def wait():
             # What a thread wrote may be read by another from here on.
             if not interpret:
                 triton.debug_barrier()
 
+        def from_batch(j, many=1):
+            return pl.ds(j * batch, many * batch)
+
+        def of_batches(j, many=1):
+            return pl.ds(rows * j * batch, rows * many * batch)
+
+        def pack(on):
+            """A bit for each example, in words of 32."""
+            bits = on.astype(jnp.uint32) << places % 32
+            return [jnp.sum(jnp.where(places // 32 == k, bits, 0), axis=1).astype(jnp.uint32) for k in range(words)]
+
+        def unpack(packed):
+            of_place = packed[0][:, None]
+            for k in range(1, words):
+                of_place = jnp.where(places // 32 == k, packed[k][:, None], of_place)
+            return ((of_place >> places % 32) & 1) != 0
+
         def driven(on, slope):
-            """Pieces of the loss's derivative by the pre-activations, but for the output weights."""
-            return [jnp.where(on, piece, 0) for piece in pieces(slope, 1 if exact else 3)]
+            """Pieces of the loss's derivative by the pre-activations, but for the output weights.
+
+            An exact derivative by the outputs is left to the other factor; ones that come from it lie as it does.
+            """
+            factors = pieces(0 * slope + 1, 1) if exact else pieces(slope, 3)
+            return [jnp.where(on, factor, 0) for factor in factors]
+
+        def driving(x, slope):
+            """What such pieces are multiplied by."""
+            return slope.astype(jnp.bfloat16)[:, None] * x if exact else x
 
         def of_vectors(h, b, u, slope, live: Array | float = 1.0):
             on = h > 0
             inward = u * jnp.sum(jnp.where(on, slope, 0.0), axis=1)
             outward = jnp.sum(jnp.maximum(h, 0) * slope, axis=1)
             return moved(1, b, inward, live), moved(2, u, outward, live), on
+
+        def learned_from(h, u, signals, products):
+            """Pre-activations after a step on a batch, by the products of their inputs with its inputs."""
+            return kept * h - (rate * u)[:, None] * sum(triton.dot(s, products) for s in signals)
+
+        def vectors(tile, j):
+            """Biases and output weights at batch j; output weights and signals at those before it."""
+            before = [(v_ref[tile, i, :], [bits_ref[tile, i, k, :] for k in range(words)]) for i in range(j)]
+            return v_ref[tile, ahead, :], v_ref[tile, j, :], before
+
+        def place(part):
+            start, size = part
+            return pl.ds(rows * start, rows * size)
+
+        def weights(tile, part):
+            # They are read once and leave the caches to what is read often.
+            return triton.load(w_ref.at[tile, place(part)], eviction_policy="evict_first")
 
         def block(m, state):
             slopes, c, total = state
@@ -192,55 +234,77 @@ def _tile_by_tile(network, x, y, live, of_loss, exact, rates, decays, warps, int
             before, following = jnp.maximum(m - 1, 0), jnp.minimum(m, blocks - 1)
             keeps = [jnp.where(m > 0, kept ** (ahead - 1 - i), 1.0) for i in range(ahead)]
             keep_all = jnp.where(m > 0, kept**ahead, 1.0)
+            # These lie in shared memory while all tiles pass.
+            learned = [
+                [driving(x_ref[before, from_batch(i), pl.ds(*part)], slope) for i, slope in enumerate(slopes)]
+                for part in parts
+            ]
+            coming = [x_ref[following, :, pl.ds(*part)] for part in parts]
 
-            def pass_through(tile, outputs):
-                at = pl.ds(tile * TILE, TILE)
-                b, u = b_ref[at], u_ref[at]
-                scales = [live * rate * keeps[i] * us_ref[i, at] for i in range(ahead - 1)] + [live * rate * u]
-                b, u, on = of_vectors(h_ref[ahead - 1, at, :], b, u, slopes[-1], live)
-                signals = [driven(_unpacked(bits_ref[i, at], places), slopes[i]) for i in range(ahead - 1)]
-                signals.append(driven(on, slopes[-1]))
-                b_ref[at], u_ref[at] = b, u
+            def load(tile):
+                return h_ref[tile, of_batches(ahead - 1)], vectors(tile, ahead - 1)
 
-                def move(part, h):
-                    w = w_ref[tile, part] * keep_all
-                    for i in range(ahead):
-                        change = sum(triton.dot(s, x_ref[before, part, rows(i), :]) for s in signals[i])
-                        w = w - scales[i][:, None] * change
-                    w_ref[tile, part] = w
+            def pass_through(tile, state):
+                outputs, (h, (b, u, earlier)), w = state
+                after = jnp.minimum(tile + 1, tiles - 1)
+                scales = [live * rate * keep * v for keep, v in zip(keeps, [v for v, _ in earlier] + [u], strict=True)]
+                b, u, on = of_vectors(_matrix(h, warps) + b[:, None], b, u, slopes[-1], live)
+                ons = [unpack(bits) for _, bits in earlier] + [on]
+                signals = [driven(one, slopes[-1 if exact else i]) for i, one in enumerate(ons)]
+                v_ref[tile, ahead, :], v_ref[tile, 0, :] = b, u
+                h = jnp.zeros((rows, ahead * batch), jnp.float32)
+                for k, part in enumerate(parts):
+                    if k + 1 < len(parts):
+                        next_w = weights(tile, parts[k + 1])
+                    else:
+                        next_w, loaded = weights(after, parts[0]), load(after)
+                    # What is loaded for later is not to be put off until then.
+                    wait()
+                    w = keep_all * _matrix(w, warps)
+                    for scale, signal, x in zip(scales, signals, learned[k], strict=True):
+                        w = w - scale[:, None] * sum(triton.dot(s, x) for s in signal)
+                    w_ref[tile, place(part)] = _flat(w, warps)
                     for piece in pieces(w, 3):
-                        h = h + triton.dot(piece, x_ref[following, part], trans_b=True)
-                    return h
-
-                h = lax.fori_loop(0, parts, move, jnp.zeros((TILE, ahead * batch), jnp.float32))
-                first, *later = lax.split(h, [batch] * ahead, axis=1)
-                first = first + b[:, None]
-                for j, h in enumerate([first, *later]):
-                    h_ref[j, at, :] = h
-                return outputs + jnp.maximum(first, 0) * u[:, None]
+                        h = h + triton.dot(piece, coming[k], trans_b=True)
+                    w = next_w
+                h_ref[tile, :] = _flat(h, warps)
+                first, *_ = lax.split(h, [batch] * ahead, axis=1)
+                return outputs + jnp.maximum(first + b[:, None], 0) * u[:, None], loaded, w
 
             def look(j, slopes):
-                scales = [rate * kept ** (j - i) for i in range(j + 1)]
-                grams = [gram_ref[following, rows(i), rows(j + 1)] for i in range(j + 1)]
+                # Of batches that are learned from, products with this one and with the next.
+                grams = [driving(gram_ref[following, from_batch(i), from_batch(j, 2)], slopes[i]) for i in range(j)]
+                gram = driving(gram_ref[following, from_batch(j), from_batch(j + 1)], slopes[j])
 
-                def advance(tile, outputs):
-                    at = pl.ds(tile * TILE, TILE)
-                    u, h = u_ref[at], h_ref[j + 1, at, :] * kept ** (j + 1)
-                    us = [us_ref[i, at] for i in range(j)] + [u]
-                    b, u, on = of_vectors(h_ref[j, at, :], b_ref[at], u, slopes[-1])
-                    b_ref[at], u_ref[at], us_ref[j, at] = b, u, us[-1]
-                    bits_ref[j, at] = jnp.sum(on.astype(word) << places, axis=1).astype(word)
-                    ons = [_unpacked(bits_ref[i, at], places) for i in range(j)] + [on]
-                    for scale, weight, one, slope, gram in zip(scales, us, ons, slopes, grams, strict=True):
-                        change = sum(triton.dot(s, gram) for s in driven(one, slope))
-                        h = h - (scale * weight)[:, None] * change
-                    h = h + b[:, None]
-                    h_ref[j + 1, at, :] = h
-                    return outputs + jnp.maximum(h, 0) * u[:, None]
+                def at(i):
+                    # What was last is still in the cache.
+                    return i if j % 2 else tiles - 1 - i
 
-                return advance
+                def load(tile):
+                    return h_ref[tile, of_batches(j, 2)], vectors(tile, j)
 
-            outputs = lax.fori_loop(0, tiles, pass_through, jnp.zeros((TILE, batch), jnp.float32))
+                def advance(i, state):
+                    outputs, (h, (b, u, earlier)) = state
+                    tile, loaded = at(i), load(at(jnp.minimum(i + 1, tiles - 1)))
+                    h = _matrix(h, warps)
+                    for (v, bits), slope, products in zip(earlier, slopes, grams, strict=False):
+                        h = learned_from(h, v, driven(unpack(bits), slope), products)
+                    present, h = lax.split(h, [batch, batch], axis=1)
+                    before = u
+                    b, u, on = of_vectors(present + b[:, None], b, u, slopes[-1])
+                    h = learned_from(h, before, driven(on, slopes[-1]), gram)
+                    v_ref[tile, ahead, :], v_ref[tile, j + 1, :] = b, u
+                    for k, bits in enumerate(pack(on)):
+                        bits_ref[tile, j, k, :] = bits
+                    if j == ahead - 2:
+                        h_ref[tile, of_batches(j + 1)] = _flat(h, warps)
+                    return outputs + jnp.maximum(h + b[:, None], 0) * u[:, None], loaded
+
+                return lax.fori_loop(0, jnp.minimum(blocks - m, 1) * tiles, advance, (nothing, load(at(0))))[0]
+
+            nothing = jnp.zeros((rows, batch), jnp.float32)
+            start = nothing, load(0), weights(jnp.int32(0), parts[0])
+            outputs = lax.fori_loop(0, tiles, pass_through, start)[0]
             wait()
             new = []
             for j in range(ahead):
@@ -248,8 +312,7 @@ def _tile_by_tile(network, x, y, live, of_loss, exact, rates, decays, warps, int
                 new.append(slope)
                 c, total = jnp.where(more, moved(3, c, jnp.sum(slope)), c), total + jnp.where(more, value, 0.0)
                 if j < ahead - 1:
-                    nothing = jnp.zeros((TILE, batch), jnp.float32)
-                    outputs = lax.fori_loop(0, jnp.minimum(blocks - m, 1) * tiles, look(j, new), nothing)
+                    outputs = look(j, new)
                     wait()
             return tuple(new), c, total
 
@@ -257,27 +320,59 @@ def _tile_by_tile(network, x, y, live, of_loss, exact, rates, decays, warps, int
         start = slopes, c_ref[...], jnp.float32(0)
         _, c_out[...], loss_ref[...] = lax.fori_loop(0, live_ref[...] * (blocks + 1), block, start)
 
-    w, b, u, x = _padded(network, x, tiles * TILE, parts * PART)
-    # What is read together lies together.
-    w = w.reshape(tiles, TILE, parts, PART).swapaxes(1, 2)
-    x = x.reshape(blocks, ahead * batch, parts * PART)
+    w, b, u, x = _padded(network, x, tiles * rows, inputs)
+    # A tile lies as the matrix units hold it: what a thread needs, it reads where it needs it.
+    w = jax.vmap(lambda tile: _flat(tile, warps))(w.reshape(tiles, rows, inputs))
+    x = x.reshape(blocks, ahead * batch, inputs)
     gram = jnp.einsum("mrn,msn->mrs", x, x, preferred_element_type=jnp.float32).astype(jnp.bfloat16)
-    x = x.reshape(blocks, ahead * batch, parts, PART).swapaxes(1, 2)
-    h = jnp.zeros((ahead, len(b), batch), jnp.float32)
-    bits, us = jnp.zeros((ahead, len(b)), word), jnp.zeros((ahead, len(b)), jnp.float32)
-    parameters = [w, b, u, network.output_bias, h, bits, us]
+    h = jnp.zeros((tiles, ahead * rows * batch), jnp.float32)
+    bits = jnp.zeros((tiles, ahead, words, rows), jnp.uint32)
+    # Output weights at each batch of a block, and biases.
+    b, u = b.reshape(tiles, 1, rows), u.reshape(tiles, 1, rows)
+    v = jnp.concatenate([u] * ahead + [b], axis=1)
+    parameters = [w, v, network.output_bias, h, bits]
     shapes = [jax.ShapeDtypeStruct(p.shape, p.dtype) for p in parameters] + [jax.ShapeDtypeStruct((), jnp.float32)]
-    call = _call(kernel, shapes, {i + 4: i for i in range(7)}, warps, interpret)
-    w, b, u, c, *_, total = call(x, gram, y, live, *parameters, rates, decays)
-    w = w.swapaxes(1, 2).reshape(tiles * TILE, parts * PART)
+    call = _call(kernel, shapes, {i + 4: i for i in range(5)}, warps, 1, interpret)
+    w, v, c, *_, total = call(x, gram, y, live, *parameters, rates, decays)
+    u, b = v[:, 0].reshape(-1), v[:, ahead].reshape(-1)
+    w = jax.vmap(lambda tile: _matrix(tile, warps))(w).reshape(tiles * rows, inputs)
     return (w[:width, :n].T, b[:width], u[:width], c), total
+
+
+def _flat(matrix: Array, warps: int) -> Array:
+    """The entries of a product in the order in which the matrix units leave them: four to a thread, all threads, ..."""
+    return matrix.reshape(warps, 2, 8, -1, 4, 2).transpose(3, 0, 2, 4, 1, 5).reshape(-1)
+
+
+def _matrix(flat: Array, warps: int) -> Array:
+    return flat.reshape(-1, warps, 8, 4, 2, 2).transpose(1, 4, 2, 0, 3, 5).reshape(16 * warps, -1)
+
+
+def _up(size: int, multiple: int) -> int:
+    return -(-size // multiple) * multiple
+
+
+def _parts(inputs: int) -> list[tuple[int, int]]:
+    """First inputs and sizes of parts, powers of two, that together have all inputs."""
+    parts, start = [], 0
+    while start < inputs:
+        size = min(PART, 1 << (inputs - start).bit_length() - 1)
+        parts.append((start, size))
+        start += size
+    return parts
 
 
 def batches_per_pass(count: int, batch: int, n: int) -> int:
     """Most of `count` batches for which a network passes through once: products of their inputs must be exact."""
     products_have_eight_bits = n <= (256 if n % 2 else 512)
     most = ROWS // batch if products_have_eight_bits else 1
+    most = min(most, SHARED // _shared(batch, n))
     return max(k for k in (1, 2, 4, 8) if k <= max(most, 1) and count % k == 0)
+
+
+def _shared(batch: int, n: int) -> int:
+    """Bytes of a batch of inputs, once to learn from and once to be answered."""
+    return 4 * batch * _up(n, 16)
 
 
 def _mover(rate_ref, decay_ref):
@@ -295,10 +390,6 @@ def _padded(network, x, neurons, inputs):
     w = jnp.pad(network.weights.T, ((0, more_neurons), (0, more_inputs)))
     b, u = (jnp.pad(vector, (0, more_neurons)) for vector in (network.bias, network.output))
     return w, b, u, jnp.pad(x, ((0, 0), (0, 0), (0, more_inputs))).astype(jnp.bfloat16)
-
-
-def _unpacked(words, places):
-    return ((words[:, None] >> places) & 1) != 0
 
 
 def _is_small(network: TwoLayer) -> bool:
