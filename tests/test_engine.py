@@ -680,6 +680,31 @@ def test_operations_are_those_of_products_and_convolutions():
     assert found == 2 * (2 * 8 * 8 * 5) * (3 * 3 * 3)
 
 
+def test_a_broken_off_measurement_goes_on_where_it_stopped(tmp_path, monkeypatch):
+    for name in ("SECONDS_BETWEEN_CHECKPOINTS", "SAVING_SHARE"):
+        monkeypatch.setattr(sys.modules[workspace.__module__], name, 0.0)
+    told = []
+
+    def of(factor):
+        return lambda key: factor * jax.random.normal(key, (2,))
+
+    def stop(label, done, total, rate):
+        told.append(done)
+        if told == [2, 4, 6]:
+            raise KeyboardInterrupt
+
+    whole = over_seeds(of(1.0), 40)
+    with workspace(tmp_path, stop), pytest.raises(KeyboardInterrupt):
+        over_seeds(of(1.0), 40)
+    with workspace(tmp_path, stop):
+        np.testing.assert_array_equal(over_seeds(of(1.0), 40), whole)
+        assert told[3] == 8
+        told.clear()
+        np.testing.assert_array_equal(over_seeds(of(2.0), 40), 2 * whole)
+        np.testing.assert_array_equal(over_seeds(of(1.0), 20), whole[:20])
+        assert told[0] == 2 and told[20] == 1 and len(told) == 40
+
+
 @pytest.mark.parametrize(("rows", "seeds"), [(None, 1), (None, 47), (3, 15)])
 def test_measurements_over_seeds_are_those_of_every_seed_and_row_and_tell_how_far_they_are(rows, seeds):
     columns = [] if rows is None else [np.arange(rows), 10.0 * np.arange(rows)]

@@ -7,9 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from krogh.train.checkpoint import current_workspace
+from krogh.train.checkpoint import Checkpoint, current_workspace
+from krogh.train.spec import digest
 
-# How often progress is told.
+# How often progress is told, and what is finished is kept for a run that goes on after an interrupt.
 PORTIONS = 20
 
 
@@ -26,11 +27,14 @@ def over_seeds(measure: Callable[..., Any], seeds: int, *columns: Any, double: b
         keys = jax.vmap(jax.random.key)(jnp.tile(jnp.arange(seeds), rows))
         grid = [keys, *(jnp.repeat(jnp.asarray(column, float), seeds) for column in columns)]
         run = jax.jit(lambda *rows: jax.lax.map(lambda row: measure(*row), rows))
-        found = []
-        for start in range(0, total, size):
+        checkpoint = Checkpoint(digest(measure, seeds, columns, double))
+        found = checkpoint.load() or []
+        for start in range(len(found) * size, total, size):
             # The last portion is filled up: all are one program.
             places = np.arange(start, start + size) % total
             found.append(jax.tree.map(np.asarray, run(*(column[places] for column in grid))))
+            if checkpoint.due():
+                checkpoint.save(found)
             current_workspace().tell("measuring", min(start + size, total), total)
         shape = (rows, seeds) if columns else (seeds,)
 

@@ -154,8 +154,12 @@ def make_group(
 
 def fingerprint(group: Group) -> str:
     """Names a group's checkpoint: equal for equal specs and seeds on an equal set of devices."""
+    return digest(group.static, group.shared, group.numbers, group.init_seed, group.data_seed)
+
+
+def digest(*parts: Any) -> str:
+    """Names what is computed from these values, code included, on this set of devices."""
     platform = f"{jax.__version__} {[d.device_kind for d in jax.local_devices()]} {jnp.zeros(()).dtype}"
-    parts = (group.static, group.shared, group.numbers, group.init_seed, group.data_seed)
     return hashlib.sha256(f"{platform} {_described(parts)}".encode()).hexdigest()[:20]
 
 
@@ -170,7 +174,8 @@ def _described(value: Any, above: tuple[int, ...] = ()) -> str:
         return _described(item, above)
 
     if _array(value):
-        content = np.asarray(value)
+        is_key = isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
+        content = np.asarray(jax.random.key_data(value) if is_key else value)
         return f"{content.dtype}{content.shape}{hashlib.sha256(content.tobytes()).hexdigest()}"
     if isinstance(value, tuple | list):
         if all(type(item) is int for item in value):
@@ -184,6 +189,8 @@ def _described(value: Any, above: tuple[int, ...] = ()) -> str:
         return f"{hashlib.sha256(value.co_code).hexdigest()}{value.co_names}{told(value.co_consts)}"
     if isinstance(value, functools.partial):
         return told((value.func, value.args, value.keywords))
+    if isinstance(value, types.MethodType):
+        return told((value.__func__, value.__self__))
     if isinstance(value, types.FunctionType):
         used = [value.__code__, value.__defaults__, value.__kwdefaults__, _enclosed(value)]
         if _of_user(value.__module__):
