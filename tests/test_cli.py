@@ -136,6 +136,8 @@ def test_settings_that_break_an_experiment_are_told(krogh, monkeypatch):
     monkeypatch.setattr(Store, "_compute", breaks)
     code, _, err = krogh("run", "toy-coins/fig-1", "--set", "p=0.3")
     assert code == 2 and "cannot run with p=0.3: division by zero." in err
+    code, _, err = krogh("run", "toy-coins/fig-1", "--part", "sizes=1")
+    assert code == 2 and "cannot run with sizes=1: division by zero." in err
 
 
 def test_the_report_tells_what_ran_and_what_did_not(krogh, tmp_path):

@@ -162,8 +162,9 @@ def run(
     if parts:
         if len(chosen) > 1 or fresh:
             raise InputError("--part goes with one SYSTEM/EXPERIMENT and without --fresh.")
-        with progress_bar(f"{chosen[0].name}, {', '.join(parts)}", as_json) as progress:
-            kept = open_store().contribute(chosen[0], parts, preset, changes or (), seeds, progress)
+        (experiment,), asked = chosen, [*(changes or ()), *parts]
+        with progress_bar(f"{experiment.name}, {', '.join(parts)}", as_json) as progress, _blamed_on(asked, experiment):
+            kept = open_store().contribute(experiment, parts, preset, changes or (), seeds, progress)
         show_json({"path": str(kept)}) if as_json else print(kept)
         return
     results = [result for _, result in _results(chosen, preset, changes, seeds, fresh, quiet=as_json)]
@@ -200,22 +201,29 @@ def _results(
     for number, experiment in enumerate(todo, 1):
         title = f"{experiment.name} ({number}/{len(todo)})"
         try:
-            with progress_bar(title, quiet) as progress:
+            with progress_bar(title, quiet) as progress, _blamed_on(changes, experiment):
                 result = store.obtain(experiment, preset, changes or (), seeds, fresh, progress)
         except MissingExtra as error:
             if len(todo) == 1:
                 raise
             say(f"left out: {error}")
             continue
-        except (ArithmeticError, LookupError, TypeError, ValueError) as error:
-            if isinstance(error, InputError) or not changes:
-                raise
-            told = str(error).partition("\n")[0]
-            raise InputError(f"{experiment.name} cannot run with {', '.join(changes)}: {told}.") from error
         if not quiet:
             how = "stored" if result.reused else f"{result.manifest['seconds']:g} s"
             say(f"{experiment.name}: {how}")
         yield experiment, result
+
+
+@contextmanager
+def _blamed_on(changes: list[str] | None, experiment: Experiment) -> Iterator[None]:
+    """What an experiment cannot run with is told in a sentence, where the user has changed something."""
+    try:
+        yield
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+        if isinstance(error, InputError) or not changes:
+            raise
+        told = str(error).partition("\n")[0]
+        raise InputError(f"{experiment.name} cannot run with {', '.join(changes)}: {told}.") from error
 
 
 def _pace(rate: float) -> str:

@@ -360,7 +360,7 @@ def _dataset(spec: Spec, axes: dict[str, tuple], results: list[tuple[np.ndarray,
     variables["status"] = (tuple(axes), words)
     variables["reached"] = (tuple(axes), gather(lambda r: r.reached, np.inf))
     columns = np.array([0, *spec.records])
-    used = columns[np.clip(gather(lambda r: r.alive, 1), 1, len(columns)) - 1]
+    used = columns[np.minimum(gather(lambda r: r.alive, 1), len(columns)) - 1]
     variables["steps_used"] = (tuple(axes), used)
     coords = {name: _coordinate(values) for name, values in axes.items()} | {"step": columns}
     data = xr.Dataset(variables, coords)
